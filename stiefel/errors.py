@@ -1,0 +1,91 @@
+"""Errors of the library: each says what was expected, what came, and what to do.
+
+Every error derives from `StiefelError` and from the built-in exception that a reader would
+expect, so that both ``except stiefel.errors.StiefelError`` and ``except ValueError`` work.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ConfigurationError",
+    "DataError",
+    "DoubleBackwardError",
+    "DtypeError",
+    "LostManifoldError",
+    "NonFiniteError",
+    "OffManifoldError",
+    "RebaseError",
+    "RepresentationError",
+    "ShapeError",
+    "StiefelError",
+    "UnknownNameError",
+    "unknown",
+]
+
+
+class StiefelError(Exception):
+    """Base of all errors raised on purpose by this library."""
+
+
+class ShapeError(StiefelError, ValueError):
+    """A tensor has the wrong shape."""
+
+
+class DtypeError(StiefelError, TypeError):
+    """A tensor has the wrong dtype, or two tensors disagree on dtype or device."""
+
+
+class OffManifoldError(StiefelError, ValueError):
+    """A matrix that should have orthonormal columns does not, within `tolerance`."""
+
+
+class RepresentationError(StiefelError, ValueError):
+    """A chart cannot represent the point that it was asked to hold."""
+
+
+class UnknownNameError(StiefelError, ValueError):
+    """A name is none of the valid ones; the message lists them."""
+
+
+class LostManifoldError(StiefelError, RuntimeError):
+    """A leaf that should live on a manifold has become an ordinary parameter."""
+
+
+class NonFiniteError(StiefelError, ValueError):
+    """A NaN or an infinity where finite numbers are needed."""
+
+
+class DoubleBackwardError(StiefelError, RuntimeError):
+    """A second derivative was asked of a kernel that has only the first."""
+
+
+class RebaseError(StiefelError, RuntimeError):
+    """A chart that must be rebased every K steps is not being rebased by any optimizer."""
+
+
+class DataError(StiefelError, ValueError):
+    """A data file is missing, truncated, or not what it claims to be."""
+
+
+class ConfigurationError(StiefelError, ValueError):
+    """Options that do not go together, or a value out of range."""
+
+
+def unknown(kind: str, got: object, valid: Iterable[str]) -> UnknownNameError:
+    """Builds the error for a name that is not in a list.
+
+    Args:
+        kind: What the name stands for, such as ``"retraction"``.
+        got: The name that came.
+        valid: The names that would have been accepted.
+
+    Returns:
+        An error whose message lists the valid names and the closest of them.
+    """
+    names = sorted(valid)
+    close = difflib.get_close_matches(str(got), names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return UnknownNameError(f"unknown {kind} {got!r}: expected one of {', '.join(names)}.{hint}")

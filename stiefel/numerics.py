@@ -1,0 +1,98 @@
+"""Floating point: tolerances, working dtypes, and guards against reduced precision.
+
+`tolerance` is the only source of bounds on orthonormality for checks, loading, tests and docs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from stiefel.errors import DtypeError
+
+__all__ = ["compute_dtype", "full_precision", "real_dtype", "tolerance"]
+
+#: Bound on max |X^H X - I| for n = 1; it grows like max(n, p)^(1/4).
+_BASE_TOLERANCE = {
+    torch.float64: 4e-13,
+    torch.float32: 3e-6,
+    torch.bfloat16: 1.6e-2,
+    torch.float16: 2e-3,
+}
+_REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32}
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of the real part: ``complex128 -> float64``, real dtypes unchanged."""
+    return _REAL.get(dtype, dtype)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which geometry is computed: float32 or better.
+
+    Raises:
+        DtypeError: If `dtype` is neither floating point nor complex.
+    """
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise DtypeError(
+            f"expected a floating point or complex dtype, got {dtype}: convert the tensor first, "
+            "for instance with .to(torch.float32)"
+        )
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def tolerance(dtype: torch.dtype, n: int, p: int) -> float:
+    """Bound on the largest entry of |X^H X - I| for an (n, p) matrix with orthonormal columns.
+
+    The bound is ``base(dtype) * max(n, p)^(1/4)``: for a 64 x 16 matrix 8.5e-6 in float32 and
+    1.1e-12 in float64. In the 16-bit formats it is the rounding of a weight, not of arithmetic,
+    which is done in float32.
+
+    Args:
+        dtype: Dtype of the matrix, real or complex.
+        n: Rows.
+        p: Columns.
+
+    Returns:
+        The bound, a Python float.
+
+    Raises:
+        DtypeError: If `dtype` is neither floating point nor complex.
+    """
+    compute_dtype(dtype)
+    base = _BASE_TOLERANCE.get(real_dtype(dtype))
+    if base is None:
+        raise DtypeError(
+            f"no tolerance is defined for {dtype}: expected one of float64, float32, bfloat16, "
+            "float16, complex128, complex64"
+        )
+    return base * max(n, p, 1) ** 0.25
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Runs a block, or a decorated function, in full precision.
+
+    Autocast is switched off on the CPU and on CUDA, and float32 matrix products are computed in
+    float32 (``torch.set_float32_matmul_precision("highest")``): both would turn errors of 1e-7
+    into errors of 1e-3. The process-wide setting is restored on exit. Under `torch.compile` the
+    setting of the moment of compilation holds and only autocast is switched off.
+    """
+    with contextlib.ExitStack() as stack:
+        for device_type in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
+        if torch.compiler.is_compiling():
+            yield
+            return
+        before = torch.get_float32_matmul_precision()
+        if before == "highest":
+            yield
+            return
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
