@@ -1,0 +1,59 @@
+"""Pure functions on batches of matrices ``(..., n, p)`` with n >= p, real or complex.
+
+Projections, metrics, retractions, transports, exponentials, sampling and residuals. Nothing here
+keeps state, works in place, or knows about modules and optimizers.
+"""
+
+from stiefel.geometry.exponentials import (
+    EXPONENTIALS,
+    canonical_exponential,
+    euclidean_exponential,
+)
+from stiefel.geometry.factors import cholesky_qr_factor, polar_factor, qr_factor
+from stiefel.geometry.guard import check_point_shape
+from stiefel.geometry.metrics import (
+    canonical_gradient,
+    canonical_inner,
+    euclidean_gradient,
+    euclidean_inner,
+)
+from stiefel.geometry.residuals import orthonormality_residual, tangency_residual
+from stiefel.geometry.retractions import (
+    RETRACTIONS,
+    cayley_retraction,
+    cholesky_qr_retraction,
+    polar_retraction,
+    qr_retraction,
+)
+from stiefel.geometry.sampling import haar, with_determinant
+from stiefel.geometry.tangent import random_tangent, skew, sym, tangent_projection
+from stiefel.geometry.transports import cayley_transport, projection_transport
+
+__all__ = [
+    "EXPONENTIALS",
+    "RETRACTIONS",
+    "canonical_exponential",
+    "canonical_gradient",
+    "canonical_inner",
+    "cayley_retraction",
+    "cayley_transport",
+    "check_point_shape",
+    "cholesky_qr_factor",
+    "cholesky_qr_retraction",
+    "euclidean_exponential",
+    "euclidean_gradient",
+    "euclidean_inner",
+    "haar",
+    "orthonormality_residual",
+    "polar_factor",
+    "polar_retraction",
+    "projection_transport",
+    "qr_factor",
+    "qr_retraction",
+    "random_tangent",
+    "skew",
+    "sym",
+    "tangency_residual",
+    "tangent_projection",
+    "with_determinant",
+]

@@ -1,0 +1,82 @@
+"""The common entrance of all geometric maps: shapes, dtypes and precision are settled here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import DtypeError, ShapeError
+from stiefel.numerics import compute_dtype, full_precision
+
+__all__ = ["check_point_shape", "guarded"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def check_point_shape(X: Tensor, what: str = "a point") -> None:
+    """Checks that `X` is a batch of matrices with at least as many rows as columns.
+
+    Args:
+        X: Tensor of any shape; ``(..., n, p)`` with ``n >= p`` is expected.
+        what: How the error calls the tensor.
+
+    Raises:
+        ShapeError: If `X` has fewer than two dimensions or fewer rows than columns.
+    """
+    if X.ndim < 2:
+        raise ShapeError(
+            f"expected {what} of shape (..., n, p), got {tuple(X.shape)}: add the missing dimensions"
+        )
+    n, p = X.shape[-2:]
+    if n < p:
+        raise ShapeError(
+            f"expected {what} of shape (..., n, p) with n >= p, got {tuple(X.shape)}: orthonormal "
+            "columns need at least as many rows as columns. Pass the transpose (X.mT), or use "
+            "stiefel.orthogonal, which transposes wide weights itself"
+        )
+
+
+def _check_same_kind(X: Tensor, other: Tensor) -> None:
+    if other.dtype != X.dtype or other.device != X.device:
+        raise DtypeError(
+            f"expected tensors of one dtype and device, got {X.dtype} on {X.device} and "
+            f"{other.dtype} on {other.device}: convert with .to(dtype=..., device=...)"
+        )
+
+
+def guarded(
+    function: Callable[Concatenate[Tensor, _P], _R],
+) -> Callable[Concatenate[Tensor, _P], _R]:
+    """Decorates a map ``f(X, *tensors, **options)`` on points ``(..., n, p)``.
+
+    Checks shape, dtype and device, lifts 16-bit tensors to float32 and casts the result back,
+    and runs the body in full precision (`stiefel.numerics.full_precision`).
+    """
+
+    @functools.wraps(function)
+    def wrapper(X: Tensor, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        check_point_shape(X)
+        for other in (*args, *kwargs.values()):
+            if isinstance(other, Tensor):
+                _check_same_kind(X, other)
+        given, working = X.dtype, compute_dtype(X.dtype)
+
+        def lift(value):
+            return value.to(working) if isinstance(value, Tensor) else value
+
+        with full_precision():
+            if given == working:
+                return function(X, *args, **kwargs)
+            result = function(
+                X.to(working), *map(lift, args), **{k: lift(v) for k, v in kwargs.items()}
+            )
+        if isinstance(result, Tensor) and result.dtype in (working, torch.float32):
+            return result.to(given)
+        return result
+
+    return wrapper
