@@ -1,0 +1,18 @@
+"""Manifolds in geoopt's interface, made of the functions of `stiefel.geometry`.
+
+The only floor that imports geoopt.
+"""
+
+from stiefel.manifolds.base import GeooptManifoldParameter, Manifold, ManifoldTensor
+from stiefel.manifolds.parameter import ManifoldParameter, restore_manifold
+from stiefel.manifolds.stiefel import Stiefel, auto_retraction
+
+__all__ = [
+    "GeooptManifoldParameter",
+    "Manifold",
+    "ManifoldParameter",
+    "ManifoldTensor",
+    "Stiefel",
+    "auto_retraction",
+    "restore_manifold",
+]
