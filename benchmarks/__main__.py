@@ -1,0 +1,110 @@
+"""Command line of the benchmarks: ``python -m benchmarks NAME [--quick] [--json FILE]``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.harness import Section, Settings
+
+__all__ = ["NAMES", "main", "run"]
+
+#: Every benchmark is a module of this package with a docstring and ``sections(settings)``.
+NAMES = ("build_square", "build_tall", "build_rollout", "step", "rollout", "orders")
+
+
+def _question(name: str) -> str:
+    doc = importlib.import_module(f"benchmarks.{name}").__doc__ or ""
+    return doc.strip().splitlines()[0]
+
+
+def run(name: str, settings: Settings) -> tuple[dict[str, Any], list[Section]]:
+    """Runs one benchmark and prints its tables as they come.
+
+    Args:
+        name: One of `NAMES`.
+        settings: Device, repeats, sizes.
+
+    Returns:
+        The record for JSON, and the sections.
+    """
+    module = importlib.import_module(f"benchmarks.{name}")
+    described = report.machine(settings.device)
+    print(f"## {name}: {_question(name)}")
+    print(", ".join(f"{key} {value}" for key, value in {**described, **report.versions()}.items()))
+    torch.manual_seed(0)
+    sections = []
+    for section in module.sections(settings):
+        sections.append(section)
+        print(f"\n### {section.title}\n\n{report.table(section.rows)}\n")
+        for line in report.goal_lines(section.goals):
+            print(line)
+        sys.stdout.flush()
+    print()
+    return report.record(name, _question(name), sections, settings), sections
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", nargs="?", choices=[*NAMES, "all"], help="which benchmark to run")
+    parser.add_argument("--list", action="store_true", help="name the benchmarks and leave")
+    parser.add_argument("--repeats", type=int, help="timed calls of every case (default 15)")
+    parser.add_argument("--budget", type=float, default=10.0, help="seconds per case (default 10)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, three repeats")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        arguments: Words after the program's name; those of the process by default.
+
+    Returns:
+        The exit code: 1 with ``--check`` when a goal is not met, else 0.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.list:
+        for name in NAMES:
+            print(f"{name:<14} {_question(name)}")
+        return 0
+    if options.name is None:
+        parser.error(f"name a benchmark: {', '.join(NAMES)} or all (or use --list)")
+    if options.repeats is not None and options.repeats < 1:
+        parser.error(f"--repeats must be at least 1, got {options.repeats}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no CUDA device")
+    settings = Settings(
+        device=options.device,
+        repeats=options.repeats or (3 if options.quick else 15),
+        budget=options.budget,
+        quick=options.quick,
+    )
+    names = NAMES if options.name == "all" else (options.name,)
+    records = []
+    missed = 0
+    for name in names:
+        recorded, sections = run(name, settings)
+        records.append(recorded)
+        missed += sum(goal.met is False for section in sections for goal in section.goals)
+    if options.json is not None:
+        content = records if options.name == "all" else records[0]
+        options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    print(f"goals not met: {missed}")
+    return 1 if options.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
