@@ -24,4 +24,6 @@ import stiefel  # noqa: E402 - after the checks on what is installed
 example = re.search(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
 assert example, "README.md has no example"
 exec(compile(example[1], "README.md", "exec"), {})
-print(f"stiefel {stiefel.__version__} on Python {sys.version.split()[0]}: the README's example runs")
+print(
+    f"stiefel {stiefel.__version__} on Python {sys.version.split()[0]}: the README's example runs"
+)

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The device named by ``--device``."""
-    return torch.device(request.config.getoption("--device"))
+    return torch.device(str(request.config.getoption("--device")))
 
 
 @pytest.fixture(scope="session")
