@@ -1,0 +1,170 @@
+"""Hand-written first derivatives that survive everything torch does to a function.
+
+A kernel is a pair of `torch.library.custom_op` without autograd (forward and backward, each with
+a fake implementation), called inside an `torch.autograd.Function` with ``setup_context`` and a
+``vmap`` rule; its backward calls a second Function whose own backward raises. Kernels built this
+way pass gradcheck, `torch.func.grad`, `torch.vmap`, `torch.compile` with ``fullgraph=True`` and
+`torch.export`, and a second derivative is a clear error. Two decorators and one call make one:
+
+    @kernel_op("my_map", "(Tensor x) -> (Tensor, Tensor)", fake=...)
+    def _forward(x): ...                       # returns the result, then what backward needs
+
+    @kernel_op("my_map_backward", "(Tensor grad, Tensor saved, Tensor x) -> Tensor[]", fake=...)
+    def _backward(grad, saved, x): ...         # gradients of the first inputs, in order
+
+    my_map = differentiable(_forward, _backward, name="my_map", inputs=1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import DoubleBackwardError
+from stiefel.numerics import full_precision
+
+__all__ = ["differentiable", "kernel_op"]
+
+
+def kernel_op(
+    name: str, schema: str, *, fake: Callable[..., Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function on tensors as the operator ``stiefel::name``, without autograd.
+
+    The body runs in full precision: autocast off and float32 products in float32, whatever the
+    caller's settings, compiled or not. It must not return its inputs or views of them, and its
+    results are contiguous.
+
+    Args:
+        name: Name of the operator in the namespace ``stiefel``.
+        schema: Its schema, such as ``"(Tensor x, Tensor? y) -> (Tensor, Tensor)"``.
+        fake: The same function on shapes alone: returns empty tensors like the results.
+
+    Returns:
+        A decorator that returns the registered operator.
+    """
+
+    def register(body: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with full_precision():
+                return body(*args)
+
+        op = torch.library.custom_op(f"stiefel::{name}", run, mutates_args=(), schema=schema)
+        op.register_fake(fake)
+        return op._opoverload  # the bare operator: nothing for the tracers to look into
+
+    return register
+
+
+def _batched(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
+    """Moves the mapped dimension of every tensor to the front, where batches lead anyway."""
+    return [
+        arg
+        if not isinstance(arg, Tensor)
+        else arg.expand(info.batch_size, *arg.shape)
+        if dim is None
+        else arg.movedim(dim, 0)
+        for arg, dim in zip(args, in_dims, strict=True)
+    ]
+
+
+def _backward_function(backward_op: Callable[..., Any], name: str) -> type:
+    class Backward(torch.autograd.Function):
+        """The first derivative; its own derivative is an error."""
+
+        @staticmethod
+        def forward(*args: Any) -> tuple[Tensor, ...]:
+            return tuple(backward_op(*args))
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            raise DoubleBackwardError(
+                f"{name} has a hand-written first derivative only. For second derivatives "
+                "(Hessian products, gradient penalties) use a Riemannian weight "
+                "(via='riemannian'), whose point is itself the leaf"
+            )
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+            results = Backward.apply(*_batched(info, in_dims, args))
+            return results, (0,) * len(results)  # pyright: ignore[reportArgumentType]
+
+    return Backward
+
+
+def differentiable(
+    forward_op: Callable[..., Any],
+    backward_op: Callable[..., Any],
+    *,
+    name: str,
+    inputs: int,
+    keep_result: bool = False,
+) -> Callable[..., Tensor]:
+    """Joins a forward and a backward operator into one differentiable function.
+
+    Every tensor has its batch dimensions in front, so `torch.vmap` is one more of them.
+
+    Args:
+        forward_op: ``forward_op(*args)`` returns ``(result, *saved)``.
+        backward_op: ``backward_op(grad, [result,] *saved, *args)`` returns the gradients of the
+            first arguments, as a list; it may be shorter than `inputs`, the rest is None.
+        name: How error messages call the function.
+        inputs: How many of the leading arguments are differentiable (tensors, or None).
+        keep_result: Whether backward_op also takes the result.
+
+    Returns:
+        ``function(*args) -> result``.
+    """
+    backward_function = _backward_function(backward_op, name)
+    first = 0 if keep_result else 1
+
+    class Forward(torch.autograd.Function):
+        """The map itself; what backward needs are further, non-differentiable outputs."""
+
+        @staticmethod
+        def forward(*args: Any) -> tuple[Tensor, ...]:
+            return tuple(forward_op(*args))
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*output[1:])
+            ctx.plain = [None if isinstance(arg, Tensor) else arg for arg in inputs]
+            ctx.is_tensor = [isinstance(arg, Tensor) for arg in inputs]
+            ctx.saved_outputs = len(output) - first
+            ctx.save_for_backward(*output[first:], *(a for a in inputs if isinstance(a, Tensor)))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            count = len(ctx.plain)
+            if grads[0] is None:
+                return (None,) * count
+            saved = ctx.saved_tensors
+            tensors = list(saved[ctx.saved_outputs :])
+            args = []
+            for is_tensor, plain in zip(ctx.is_tensor, ctx.plain, strict=True):
+                args.append(tensors.pop(0) if is_tensor else plain)
+            outputs = saved[: ctx.saved_outputs]
+            if torch.compiler.is_compiling():  # compiled graphs refuse double backward themselves
+                results = list(backward_op(grads[0], *outputs, *args))
+            else:
+                results = list(backward_function.apply(grads[0], *outputs, *args))  # pyright: ignore
+            return tuple(results + [None] * (count - len(results)))
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+            results = Forward.apply(*_batched(info, in_dims, args))
+            return results, (0,) * len(results)  # pyright: ignore[reportArgumentType]
+
+    def function(*args: Any) -> Tensor:
+        return Forward.apply(*args)[0]  # pyright: ignore[reportOptionalSubscript]
+
+    function.__name__ = name
+    return function

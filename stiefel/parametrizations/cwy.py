@@ -1,0 +1,219 @@
+"""CWY and T-CWY: the weight as a product of reflections in compact WY form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import ConfigurationError, RepresentationError
+from stiefel.geometry.compact_wy import compact_wy, compact_wy_factors, smallest_norm
+from stiefel.geometry.reflections import householder_vectors
+from stiefel.numerics import compute_dtype, full_precision, real_dtype, tolerance
+from stiefel.operators import CompactWY, Dense, Operator
+from stiefel.parametrizations.base import Move, Parametrization
+
+__all__ = ["CWY"]
+
+#: How the entries of an optimizer's state scale when a vector v is replaced by v / |v|: they are
+#: multiplied by |v|^power, for the gradient scales as 1 / |v|.
+_MOMENT_POWERS = {
+    "momentum_buffer": 1,
+    "exp_avg": 1,
+    "exp_inf": 1,
+    "grad_avg": 1,
+    "prev": 1,
+    "exp_avg_sq": 2,
+    "max_exp_avg_sq": 2,
+    "square_avg": 2,
+    "sum": 2,
+}
+
+
+class CWY(Parametrization):
+    """Q = F H(v_1) ... H(v_L): square matrices, or the first p columns of one.
+
+    The columns of V are free nonzero vectors, H(v) = I - 2 v v^T / |v|^2; only their directions
+    matter. Complex reflections have a real phase each, a second original:
+    H = I - (1 - e^(i phi)) u u^H. F flips the last row where the determinant asks for it, for
+    det H_1 ... H_L = (-1)^L (real square weights only; the buffer `flip`).
+
+    A zero vector acts as the identity and gets a zero gradient: the weight stays orthogonal, its
+    determinant is then another. Exclude V from weight decay.
+
+    Args:
+        n: Rows.
+        p: Columns; n by default.
+        batch: Leading dimensions.
+        reflections: L; n for square weights and p for tall ones by default, at most n. Fewer
+            cover the matrices with rank(Q - I) <= L only.
+
+    Raises:
+        ShapeError: If n < p.
+        ConfigurationError: If there are more reflections than rows, or none.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.parametrizations import CWY
+        >>> chart = CWY(4)
+        >>> Q = chart(torch.randn(4, 4, dtype=torch.float64))
+        >>> torch.allclose(Q.mT @ Q, torch.eye(4, dtype=torch.float64))
+        True
+    """
+
+    name = "cwy"
+    flip: Tensor | None
+
+    def __init__(
+        self,
+        n: int,
+        p: int | None = None,
+        *,
+        batch: Sequence[int] = (),
+        reflections: int | None = None,
+    ) -> None:
+        super().__init__(n, p, batch=batch)
+        self.reflections = self.p if reflections is None else int(reflections)
+        if not 1 <= self.reflections <= n:
+            raise ConfigurationError(
+                f"chart {self.name!r}: expected 1 <= reflections <= n = {n}, got {reflections}: "
+                f"{self.p} reflections cover every {n} x {self.p} matrix that the chart can hold"
+            )
+        square = self.p == self.n
+        self.register_buffer("flip", torch.ones(self.batch, dtype=torch.int8) if square else None)
+
+    def _flip_for(self, V: Tensor) -> Tensor | None:
+        return None if V.is_complex() else self.flip
+
+    def _lift(self, originals: Sequence[Tensor]) -> list[Tensor]:
+        return [original.to(compute_dtype(original.dtype)) for original in originals]
+
+    def forward(self, *originals: Tensor) -> Tensor:
+        """The weight from V ``(*batch, n, L)`` and, for complex V, phases ``(*batch, L)``."""
+        lifted = self._lift(originals)
+        X = compact_wy(*lifted, columns=self.p, flip=self._flip_for(lifted[0]))
+        return self.emit(X, originals[0])
+
+    def operator(self, *originals: Tensor) -> Operator:
+        """Compact WY form where that is cheaper (2 L < n), else the dense weight."""
+        emitted = self.weight_dtype or originals[0].dtype
+        if 2 * self.reflections >= self.n or compute_dtype(emitted) != emitted:
+            return Dense(self(*originals))
+        lifted = self._lift(originals)
+        U, Y = compact_wy_factors(*lifted)
+        flip = self._flip_for(lifted[0])
+        return CompactWY(U.to(emitted), Y.to(emitted), columns=self.p, flip=flip)
+
+    def right_inverse(self, X: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Unit reflection vectors ``(*batch, n, L)`` of X, with phases for complex X.
+
+        Raises:
+            ShapeError: If X has another shape.
+            OffManifoldError: If the columns of X are not orthonormal.
+            RepresentationError: If det X needs another `flip`, or rank(X - I) > L.
+        """
+        V, phases = self._factor(X)
+        V = V.to(X.dtype)
+        return V if phases is None else (V, phases.to(real_dtype(X.dtype)))
+
+    def _factor(self, X: Tensor) -> tuple[Tensor, Tensor | None]:
+        lifted = self.check_point(X)
+        flip = self._flip_for(lifted)
+        if flip is not None:
+            scale = flip.to(lifted)[..., None, None]
+            lifted = torch.cat([lifted[..., :-1, :], lifted[..., -1:, :] * scale], dim=-2)
+        bound = 4 * tolerance(X.dtype, self.n, self.p)
+        return householder_vectors(lifted, self.reflections, bound=bound)
+
+    def empty_originals(
+        self, dtype: torch.dtype, device: torch.device | str | None = None
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Uninitialised V ``(*batch, n, L)`` and, for complex dtypes, phases ``(*batch, L)``."""
+        V = torch.empty(*self.batch, self.n, self.reflections, dtype=dtype, device=device)
+        if not dtype.is_complex:
+            return V
+        phases = torch.empty(*self.batch, self.reflections, dtype=real_dtype(dtype), device=device)
+        return V, phases
+
+    def start(
+        self,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The weight of Gaussian reflection vectors (complex: phases uniform on the circle)."""
+        working = compute_dtype(dtype)
+        size = (*self.batch, self.n, self.reflections)
+        V = torch.randn(size, dtype=working, device=device, generator=generator)
+        originals = [V]
+        if working.is_complex:
+            turns = torch.rand(
+                *self.batch,
+                self.reflections,
+                dtype=real_dtype(working),
+                device=device,
+                generator=generator,
+            )
+            originals.append((2 * turns - 1) * math.pi)
+        flip = self._flip_for(V)
+        flip = None if flip is None else flip.to(V.device)
+        return compact_wy(*originals, columns=self.p, flip=flip).to(dtype)
+
+    def set_determinant(self, sign: Tensor) -> None:
+        """Sets `flip` so that real square weights have determinants `sign`, shape ``(*batch)``."""
+        if self.flip is None:
+            return
+        parity = (-1) ** self.reflections
+        self.flip.copy_((sign * parity).to(self.flip).expand(self.batch))
+
+    def obstacle(self, X: Tensor) -> str | None:
+        """The wrong determinant, or rank(X - I) > L; None for every other point."""
+        if self.reflections < self.p:
+            try:
+                self._factor(X)
+            except RepresentationError as error:
+                return str(error)
+            return None
+        if self.p < self.n or X.is_complex():
+            return None
+        with full_precision():
+            sign = torch.linalg.slogdet(X.detach().to(compute_dtype(X.dtype))).sign
+        assert self.flip is not None
+        ours = self.flip * (-1) ** self.reflections
+        if bool((sign * ours > 0).all()):
+            return None
+        return (
+            f"{self.reflections} reflections with this chart's flip have determinant "
+            f"{ours.flatten().tolist()[:4]}, the matrix has {sign.flatten().int().tolist()[:4]}: "
+            "leave determinant= out or give the sign of the matrix"
+        )
+
+    def rebase(self, originals: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Move]:
+        """Normalises V (a zero vector is left alone) and rescales the moments; the weight stays.
+
+        f depends on v / |v| only, so in the new coordinates the gradient is |v| times the old
+        one: ``exp_avg`` and ``momentum_buffer`` are multiplied by |v|, ``exp_avg_sq`` and
+        ``square_avg`` by |v|^2. State of another shape (a step count) is kept, an entry of an
+        unknown name is reset.
+        """
+        V = originals[0].detach()
+        lifted = V.to(compute_dtype(V.dtype))
+        norms = torch.linalg.vector_norm(lifted, dim=-2, keepdim=True)
+        norms = torch.where(norms > smallest_norm(lifted.dtype), norms, torch.ones_like(norms))
+        rest = tuple(original.detach().clone() for original in originals[1:])
+
+        def move(index: int, key: str, moment: Tensor) -> Tensor | None:
+            if index > 0 or moment.shape != V.shape:
+                return moment
+            power = _MOMENT_POWERS.get(key)
+            if power is None:
+                return None
+            return (moment * (norms**power).to(real_dtype(moment.dtype))).to(moment.dtype)
+
+        return ((lifted / norms).to(V.dtype), *rest), move
+
+    def extra_repr(self) -> str:
+        """Sizes and the number of reflections."""
+        return f"{super().extra_repr()}, reflections={self.reflections}"
