@@ -1,0 +1,138 @@
+"""What one word stands for: the chart or metric, the optimizer, and the learning rates.
+
+A method is (cell, via, options, optimizer, learning rates, initialiser). All methods of a task
+share its model, data, start and main learning rate `lr`, so that swapping the word swaps only how
+the recurrent weight is trained.
+
+**The rule of learning rates.** Everything but the recurrent weight is trained by RMSprop at the
+task's `lr`. RMSprop moves each entry by about `lr` a step whatever the scale of the loss; a
+Riemannian gradient step moves in proportion to the gradient, hence to the loss. The rate of the
+recurrent weight is therefore
+
+- *chart coordinates* (``cwy``), also trained by RMSprop: ``lr / 10``, the habit of the published
+  experiments on orthogonal RNNs;
+- *the point itself, canonical metric*: ``lr / baseline``, where `baseline` is the task's loss
+  without memory (0.173 for copying at a delay of 100, ln 10 for MNIST): the gradient of the loss
+  in units of its baseline, moved at the task's `lr`;
+- *the point itself, Euclidean metric*: ``2 lr / baseline``. For a square matrix the Euclidean
+  gradient is exactly half the canonical one, so that both metrics then take the same steps;
+- *a plain weight* (``unconstrained``): ``lr``, as any other weight.
+
+`lr` itself belongs to the task (`recipes`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from stiefel.errors import ConfigurationError, unknown
+
+__all__ = ["METHODS", "Method", "method"]
+
+Rate = Literal["chart", "canonical", "euclidean", "plain", "none"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """How a recurrent weight is stored and trained.
+
+    Attributes:
+        name: The word on the command line.
+        summary: What it is, in a line.
+        via: What `stiefel.orthogonal` is told; None leaves a plain weight.
+        rate: Which line of the rule gives the learning rate of the recurrent weight.
+        options: More options of the chart or the manifold.
+        cell: The model; all methods here are orthogonal RNNs.
+        optimizer: What trains everything that is not on a manifold.
+        initialiser: The start of the recurrent weight; None takes the task's.
+    """
+
+    name: str
+    summary: str
+    via: str | None
+    rate: Rate
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    cell: str = "orthogonal_rnn"
+    optimizer: str = "rmsprop"
+    initialiser: str | None = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether the recurrent weight is trained at all."""
+        return self.rate != "none"
+
+    @property
+    def constrained(self) -> bool:
+        """Whether training keeps the recurrent weight orthogonal by construction."""
+        return self.via is not None
+
+    @property
+    def takes_reflections(self) -> bool:
+        """Whether the number of Householder reflections can be chosen."""
+        return self.via == "cwy"
+
+    def orthogonal_rate(self, lr: float, baseline: float) -> float | None:
+        """The learning rate of the recurrent weight, by the rule at the head of this module.
+
+        Args:
+            lr: The task's main learning rate.
+            baseline: The task's loss without memory.
+
+        Returns:
+            The rate; None where the recurrent weight has no rate of its own.
+        """
+        match self.rate:
+            case "chart":
+                return lr / 10
+            case "canonical":
+                return lr / baseline
+            case "euclidean":
+                return 2 * lr / baseline
+            case _:
+                return None
+
+
+METHODS: dict[str, Method] = {
+    entry.name: entry
+    for entry in (
+        Method("cwy", "product of Householder reflections, in compact WY form", "cwy", "chart"),
+        Method("rgd-c-c", "gradient descent, canonical metric, Cayley", "rgd-c-c", "canonical"),
+        Method("rgd-e-c", "gradient descent, Euclidean metric, Cayley", "rgd-e-c", "euclidean"),
+        Method("rgd-c-qr", "gradient descent, canonical metric, QR", "rgd-c-qr", "canonical"),
+        Method("rgd-e-qr", "gradient descent, Euclidean metric, QR", "rgd-e-qr", "euclidean"),
+        Method("unconstrained", "orthogonal start, then any matrix", None, "plain"),
+        Method("frozen", "orthogonal start, recurrent weight not trained", None, "none"),
+    )
+}
+
+
+def method(name: str) -> Method:
+    """Looks a method up.
+
+    Raises:
+        UnknownNameError: If there is no such method; the message lists them.
+    """
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def check_reflections(entry: Method, reflections: int | None, hidden: int) -> None:
+    """Refuses a number of reflections that the method cannot use.
+
+    Raises:
+        ConfigurationError: If it is not between 1 and `hidden`, or the method has no reflections.
+    """
+    if reflections is None:
+        return
+    if not entry.takes_reflections:
+        takers = ", ".join(name for name, other in METHODS.items() if other.takes_reflections)
+        raise ConfigurationError(
+            f"--reflections is an option of {takers}, and the method is {entry.name}: leave it out"
+        )
+    if not 1 <= reflections <= hidden:
+        raise ConfigurationError(
+            f"expected --reflections between 1 and the hidden size {hidden}, got {reflections}"
+        )

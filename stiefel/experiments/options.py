@@ -1,0 +1,196 @@
+"""What can be asked of a training run, and how what was left out is filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeVar
+
+from stiefel.errors import ConfigurationError, unknown
+from stiefel.experiments.methods import check_reflections, method
+from stiefel.experiments.recipes import RECIPES
+from stiefel.experiments.tasks import TASKS, Copying, Task
+
+__all__ = ["PRECISIONS", "TrainOptions", "make_task", "resolve"]
+
+#: Accepted precisions, and what Lightning calls them.
+PRECISIONS = {
+    "32": "32-true",
+    "64": "64-true",
+    "bf16-mixed": "bf16-mixed",
+    "16-mixed": "16-mixed",
+}
+
+#: What may differ between a run and its continuation. Devices and threads change the order of
+#: sums, hence the last bits; the others change nothing.
+_FREE_TO_CHANGE = (
+    *("output", "resume", "data_dir", "iterations", "epochs", "checkpoint_every"),
+    *("devices", "threads"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """A training run. None means: the default of the task or of the method.
+
+    Attributes:
+        task: A name from `TASKS`.
+        method: A name from `METHODS`.
+        delay: Blank steps of the copying task.
+        layout: Layout of the copying task.
+        hidden: Hidden size.
+        reflections: Householder reflections of ``cwy``.
+        iterations: Training steps.
+        epochs: Epochs, instead of `iterations`, for a task that has them.
+        batch_size: Sequences in a batch, over all devices together.
+        lr: Main learning rate.
+        lr_orthogonal: Learning rate of the recurrent weight.
+        seed: Seed of the start and of the data.
+        output: Run folder.
+        resume: Continue the run in `output`.
+        data_dir: Folder of data files.
+        devices: ``"auto"``, a number, or ``"cpu"``, ``"cpu:2"``, ``"cuda:4"``.
+        precision: A name from `PRECISIONS`.
+        threads: CPU threads of torch.
+        evaluation_sequences: Fresh sequences that a generated task is evaluated on.
+        checkpoint_every: Training steps between checkpoints.
+    """
+
+    task: str
+    method: str = "cwy"
+    delay: int | None = None
+    layout: str | None = None
+    hidden: int | None = None
+    reflections: int | None = None
+    iterations: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    lr_orthogonal: float | None = None
+    seed: int = 0
+    output: str | None = None
+    resume: bool = False
+    data_dir: str | None = None
+    devices: str = "auto"
+    precision: str = "32"
+    threads: int | None = None
+    evaluation_sequences: int | None = None
+    checkpoint_every: int | None = None
+
+    def changed_from(self, other: TrainOptions) -> dict[str, tuple[Any, Any]]:
+        """Options that decide what is trained and differ: name -> (other's, ours)."""
+        pairs = {
+            field.name: (getattr(other, field.name), getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.name not in _FREE_TO_CHANGE
+        }
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def make_task(options: TrainOptions) -> Task:
+    """Makes the task of `options`.
+
+    Raises:
+        UnknownNameError: If there is no such task or layout.
+        ConfigurationError: If an option belongs to another task, or is out of range.
+        DataError: If a data file is missing or wrong.
+    """
+    if options.task not in TASKS:
+        raise unknown("task", options.task, TASKS)
+    generated = {
+        name: value
+        for name in ("delay", "layout", "evaluation_sequences")
+        if (value := getattr(options, name)) is not None
+    }
+    kind = TASKS[options.task]
+    if issubclass(kind, Copying):
+        return kind(**generated)
+    if generated:
+        flags = ", ".join("--" + name.replace("_", "-") for name in generated)
+        raise ConfigurationError(f"{flags}: of the copying task only, {options.task} has no such")
+    return kind(options.data_dir)  # pyright: ignore[reportCallIssue]
+
+
+def resolve(options: TrainOptions, task: Task) -> TrainOptions:
+    """Fills in everything that was left out, from the recipe of the task and the method's rule.
+
+    Args:
+        options: What was asked.
+        task: The task, for its baseline and the length of its epochs.
+
+    Returns:
+        Options with sizes, rates and the number of iterations set.
+
+    Raises:
+        UnknownNameError: If there is no such method or precision.
+        ConfigurationError: If options do not go together or are out of range.
+    """
+    chosen, recipe = method(options.method), RECIPES[options.task]
+    if options.precision not in PRECISIONS:
+        raise unknown("precision", options.precision, PRECISIONS)
+    hidden = _positive("--hidden", _default(options.hidden, recipe.hidden))
+    batch_size = _positive("--batch-size", _default(options.batch_size, recipe.batch_size))
+    check_reflections(chosen, options.reflections, hidden)
+    lr = _rate("--lr", _default(options.lr, recipe.lr))
+    own_rate = chosen.orthogonal_rate(lr, task.baseline)
+    if own_rate is None and options.lr_orthogonal is not None:
+        raise ConfigurationError(
+            f"--lr-orthogonal: {chosen.name} has no learning rate of its own for the recurrent "
+            "weight; leave it out, or choose another method"
+        )
+    if options.lr_orthogonal is not None:
+        own_rate = _rate("--lr-orthogonal", options.lr_orthogonal)
+    iterations = _length(options, task, batch_size)
+    every = _default(options.checkpoint_every, max(1, min(100, iterations // 5)))
+    generated = isinstance(task, Copying)
+    return dataclasses.replace(
+        options,
+        delay=task.delay if generated else None,
+        layout=task.layout if generated else None,
+        evaluation_sequences=task.evaluation_sequences if generated else None,
+        hidden=hidden,
+        reflections=_default(options.reflections, hidden) if chosen.takes_reflections else None,
+        iterations=iterations,
+        epochs=None,
+        batch_size=batch_size,
+        lr=lr,
+        lr_orthogonal=own_rate,
+        checkpoint_every=_positive("--checkpoint-every", every),
+    )
+
+
+def _length(options: TrainOptions, task: Task, batch_size: int) -> int:
+    """Training steps, from iterations or epochs, asked for or of the recipe."""
+    recipe, steps = RECIPES[options.task], task.steps_per_epoch(batch_size)
+    if options.iterations is not None and options.epochs is not None:
+        raise ConfigurationError("--iterations and --epochs say the same thing: give one of them")
+    if options.iterations is not None:
+        return _positive("--iterations", options.iterations)
+    if options.epochs is not None and steps is None:
+        raise ConfigurationError(
+            f"--epochs: {task.name} makes data without end, so it has no epochs; "
+            "say --iterations instead"
+        )
+    epochs = _default(options.epochs, recipe.epochs)
+    if epochs is None or steps is None:
+        return _positive("--iterations", _default(recipe.iterations, 1))
+    return _positive("--epochs", epochs) * steps
+
+
+_Value = TypeVar("_Value")
+
+
+def _default(value: _Value | None, otherwise: _Value) -> _Value:
+    return otherwise if value is None else value
+
+
+def _positive(flag: str, value: int) -> int:
+    if value < 1:
+        raise ConfigurationError(f"expected {flag} to be at least 1, got {value}")
+    return value
+
+
+def _rate(flag: str, value: float) -> float:
+    if not (value >= 0 and math.isfinite(value)):
+        raise ConfigurationError(f"expected {flag} to be finite and not negative, got {value}")
+    return value
