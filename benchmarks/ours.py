@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import stiefel
 from benchmarks.harness import require
 from benchmarks.peers import reflect
+from stiefel.models import OrthogonalRNN, RecurrentLayer
+from stiefel.parameter import orthogonal
 
-__all__ = ["reflections_linear", "reflections_oracle"]
+__all__ = ["reflections_linear", "reflections_oracle", "rnn_like"]
+
+_RNN_LEAVES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def reflections_linear(n: int, p: int, via: str, device: str, **options: int) -> nn.Module:
+def reflections_linear(n: int, p: int, via: str, device: str, **options: Any) -> nn.Module:
     """Returns a layer with an (n, p) weight made of reflections with Gaussian vectors.
 
     Args:
@@ -29,7 +33,7 @@ def reflections_linear(n: int, p: int, via: str, device: str, **options: int) ->
     with warnings.catch_warnings():
         # A product of few reflections cannot keep the layer's value; it is replaced below.
         warnings.simplefilter("ignore", UserWarning)
-        layer = stiefel.orthogonal(layer, "weight", via=via, **options)
+        layer = orthogonal(layer, "weight", via=via, **options)
     with torch.no_grad():
         for leaf in layer.parameters():
             leaf.normal_()
@@ -79,3 +83,33 @@ def reflections_oracle(columns: int = 4) -> Callable[[nn.Module], None]:
         leaf.grad = None
 
     return check
+
+
+def rnn_like(
+    rnn: nn.RNN, via: str | None = None, **options: Any
+) -> tuple[OrthogonalRNN, list[tuple[Tensor, tuple[Tensor, ...]]]]:
+    """Makes an `OrthogonalRNN` (tanh) that computes what a one-layer `nn.RNN` computes.
+
+    Args:
+        rnn: The network to copy.
+        via: How the recurrent weight is trained. None copies it as a plain weight; a chart starts
+            at its own value instead.
+        **options: Of the chart.
+
+    Returns:
+        The network, and its leaves with those of `rnn` whose gradients must be the same.
+    """
+    w_in, w, b_in, b = (getattr(rnn, f"{name}_l0") for name in _RNN_LEAVES)
+    twin = OrthogonalRNN(
+        rnn.input_size, rnn.hidden_size, nonlinearity="tanh", via=via, device=w.device, **options
+    )
+    (layer,) = twin.layers
+    assert isinstance(layer, RecurrentLayer)
+    with torch.no_grad():
+        layer.input.weight.copy_(w_in)
+        layer.input.bias.copy_(b_in + b)
+        pairs = [(layer.input.weight, (w_in,)), (layer.input.bias, (b_in, b))]
+        if via is None:
+            layer.recurrent.weight.copy_(w)
+            pairs.append((layer.recurrent.weight, (w,)))
+    return twin, pairs

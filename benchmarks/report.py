@@ -82,9 +82,7 @@ def table(rows: Sequence[Row]) -> str:
         The table, without a trailing newline.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row.values))
-    body = [
-        [row.name, *(_cell(name, row.values.get(name)) for name in columns)] for row in rows
-    ]
+    body = [[row.name, *(_cell(name, row.values.get(name)) for name in columns)] for row in rows]
     for row, cells in zip(rows, body, strict=True):
         if row.note:
             cells[1:2] = [row.note] if columns else []

@@ -55,6 +55,7 @@ def weight_case(
         The case.
     """
     leaves = list(module.parameters())
+
     def weight() -> Tensor:
         built = module.weight
         assert isinstance(built, Tensor)
