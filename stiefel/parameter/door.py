@@ -1,0 +1,217 @@
+"""`orthogonal`: the one function that constrains a weight."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from stiefel import geometry
+from stiefel import init as initializers
+from stiefel.errors import (
+    ConfigurationError,
+    DtypeError,
+    NonFiniteError,
+    RepresentationError,
+    unknown,
+)
+from stiefel.numerics import compute_dtype
+from stiefel.parameter.storage import (
+    ConstraintList,
+    coordinates_of,
+    install,
+    make_leaves,
+    nearest,
+    sign_of_determinant,
+    storage_of,
+)
+from stiefel.parameter.via import make_chart
+from stiefel.parameter.views import View, make_view
+from stiefel.parametrizations import Parametrization
+
+__all__ = ["orthogonal"]
+
+_Module = TypeVar("_Module", bound=nn.Module)
+Initializer = Callable[..., Any]
+
+
+def orthogonal(
+    module: _Module,
+    name: str = "weight",
+    *,
+    via: str | Parametrization = "cwy",
+    init: str | Initializer | None = None,
+    determinant: int | None = None,
+    view: str | tuple[str, float] | View | None = None,
+    weight_dtype: torch.dtype | None = None,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> _Module:
+    """Constrains ``module.name`` to have orthonormal columns (rows, if it is wide).
+
+    Afterwards ``module.name`` is the constrained weight, and what an optimizer trains is in
+    ``module.parameters()`` as before; make the optimizer after this call. The current value is
+    kept where the chart can represent it, and projected to the nearest point when it is off the
+    manifold (`Constraint.projected_distance` says how far); where the chart cannot, the chart's
+    own start is taken, with one warning.
+
+    Args:
+        module: Any module with a matrix, a batch of matrices ``(..., n, p)``, or a convolution
+            kernel.
+        name: The weight.
+        via: How it is trained: a chart (``"cwy"``, ``"tcwy"``), ``"riemannian"``, a short form
+            (``"rgd-c-c"``, ``"rgd-e-c"``, ``"rgd-c-qr"``, ``"rgd-e-qr"``), or a chart made by
+            hand.
+        init: None keeps the current value as said above; ``"keep"`` raises where that is not
+            possible; ``"haar"``, ``"henaff"``, ``"cayley"`` or a callable (``stiefel.init.haar_``,
+            ``torch.nn.init.orthogonal_``) sets a new value in place.
+        determinant: +1 or -1 fixes the component of a real square weight; None takes that of the
+            current value.
+        view: How the tensor is a matrix: ``"matrix"``, ``"convolution"``,
+            ``("convolution", scale)``, ``("blocks", count)`` or a `View`; None chooses by module.
+        weight_dtype: Dtype of the emitted weight; the stored dtype by default.
+        generator: Source of randomness of `init` and of the chart's own start.
+        **options: Options of the chart, such as ``reflections=`` of ``"cwy"`` or
+            ``retraction=`` of ``"riemannian"``.
+
+    Returns:
+        The module, changed in place.
+
+    Raises:
+        UnknownNameError: If `via`, `init` or `view` is none of the valid names.
+        ConfigurationError: If options do not go together, or the weight does not exist.
+        ShapeError: If the weight is not a matrix.
+        RepresentationError: If ``init="keep"`` and the chart cannot represent the value.
+
+    Example:
+        >>> import torch, stiefel
+        >>> layer = stiefel.orthogonal(torch.nn.Linear(64, 64), via="cwy")
+        >>> W = layer.weight
+        >>> bool((W.mT @ W - torch.eye(64)).abs().max() < stiefel.tolerance(W.dtype, 64, 64))
+        True
+    """
+    tensor, old = _current(module, name)
+    compute_dtype(tensor.dtype)
+    the_view = make_view(view, module, tensor.shape)
+    chart = make_chart(via, the_view.matrix_shape, options)
+    chart.weight_dtype = weight_dtype
+    _check_determinant(determinant, the_view.matrix_shape, tensor)
+    if tensor.is_complex() and not chart.complex:
+        raise DtypeError(
+            f"chart {chart.name!r} has no complex form, got a weight of {tensor.dtype}"
+        )
+    if tensor.is_meta:
+        empty = chart.empty_originals(tensor.dtype, tensor.device)
+        coordinates = (empty,) if isinstance(empty, Tensor) else tuple(empty)
+        distance = 0.0
+    else:
+        chart.to(tensor.device)
+        with torch.no_grad():
+            X = the_view.right_inverse(tensor.detach()).to(compute_dtype(tensor.dtype))
+            coordinates, distance = _starting_coordinates(chart, X, init, determinant, generator)
+    leaves = make_leaves(chart, coordinates, old)
+    storage = ConstraintList(
+        chart, the_view, leaves, determinant=determinant, projected_distance=distance
+    )
+    install(module, name, storage)
+    return module
+
+
+def _current(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
+    """The weight's value, and the tensor that says whether it is a parameter and trained."""
+    if parametrize.is_parametrized(module, name):
+        storage = storage_of(module, name)
+        if storage is None:
+            raise ConfigurationError(
+                f"{name!r} is already parametrized by another library: call torch.nn.utils."
+                f"parametrize.remove_parametrizations(module, {name!r}) first"
+            )
+        with torch.no_grad():
+            return getattr(module, name), storage.originals[0]
+    tensor = module._parameters.get(name, module._buffers.get(name))
+    if tensor is None:
+        found = [k for k, v in (*module.named_parameters(), *module.named_buffers()) if v.ndim > 1]
+        raise ConfigurationError(
+            f"{type(module).__name__} has no weight {name!r} of its own; matrices in it: "
+            f"{', '.join(found) or 'none'}. Call stiefel.orthogonal on the submodule that holds it"
+        )
+    return tensor.detach(), tensor
+
+
+def _check_determinant(determinant: int | None, shape: tuple[int, ...], tensor: Tensor) -> None:
+    if determinant is None:
+        return
+    if determinant not in (-1, 1):
+        raise ConfigurationError(f"expected determinant +1 or -1, got {determinant!r}")
+    if shape[-1] != shape[-2] or tensor.is_complex():
+        raise ConfigurationError(
+            f"determinant= is for real square weights, got a matrix of shape {shape} and dtype "
+            f"{tensor.dtype}: leave it out, that manifold is connected"
+        )
+
+
+def _starting_coordinates(
+    chart: Parametrization,
+    X: Tensor,
+    init: str | Initializer | None,
+    determinant: int | None,
+    generator: torch.Generator | None,
+) -> tuple[tuple[Tensor, ...], float]:
+    """Coordinates of the current value, of a new one, or of the chart's own start."""
+    named = {
+        "haar": initializers.haar_,
+        "henaff": initializers.henaff_,
+        "cayley": initializers.cayley_,
+    }
+    if isinstance(init, str) and init != "keep":
+        if init not in named:
+            raise unknown("init", init, [*named, "keep"])
+        init = named[init]
+    if callable(init):
+        X = _initialized(init, X, determinant, generator)
+    try:
+        point, distance = nearest(X)
+        return coordinates_of(chart, point, determinant), distance if init in (
+            None,
+            "keep",
+        ) else 0.0
+    except (RepresentationError, NonFiniteError) as error:
+        if init == "keep" or callable(init):
+            raise RepresentationError(
+                f"chart {chart.name!r} cannot hold the value that init= asks for: {error}"
+            ) from error
+        warnings.warn(
+            f"stiefel.orthogonal: chart {chart.name!r} cannot keep the current value, it takes "
+            f"its own start instead. Reason: {error}. To choose the start, pass init= (for "
+            "instance init='haar'); to be told by an error, init='keep'",
+            UserWarning,
+            stacklevel=4,
+        )
+    sign = sign_of_determinant(torch.nan_to_num(X))
+    if sign is not None:
+        chart.set_determinant(sign if determinant is None else torch.full_like(sign, determinant))
+    point = chart.start(X.dtype, X.device, generator)
+    return coordinates_of(chart, point, determinant), 0.0
+
+
+def _initialized(
+    init: Initializer, X: Tensor, determinant: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """Applies an initialiser, which may or may not know ``generator=`` and ``determinant=``."""
+    value = X.clone(memory_format=torch.contiguous_format)
+    offered = {"generator": generator, "determinant": determinant}
+    try:
+        accepted = inspect.signature(init).parameters
+    except (TypeError, ValueError):
+        accepted = {}
+    keywords = {k: v for k, v in offered.items() if k in accepted and v is not None}
+    result = init(value, **keywords)
+    value = result if isinstance(result, Tensor) else value
+    if determinant is not None and "determinant" not in keywords:
+        value = geometry.with_determinant(nearest(value)[0], determinant)
+    return value.detach()

@@ -1,0 +1,83 @@
+"""The chart of a Riemannian weight: the point itself is the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stiefel import geometry
+from stiefel.manifolds import Manifold, Stiefel
+from stiefel.operators import Dense, Operator
+from stiefel.parametrizations import Parametrization
+
+__all__ = ["Riemannian"]
+
+
+class Riemannian(Parametrization):
+    """The identity: the original is the point, a `stiefel.ManifoldParameter`.
+
+    Args:
+        n: Rows.
+        p: Columns; n by default.
+        batch: Leading dimensions.
+        inner: Metric of the manifold, ``"canonical"`` or ``"euclidean"``.
+        retraction: Retraction of the manifold; ``"auto"`` chooses by shape.
+        manifold: A manifold that replaces `inner` and `retraction`.
+    """
+
+    name = "riemannian"
+    complex = True
+    tall = True
+    batched = True
+
+    def __init__(
+        self,
+        n: int,
+        p: int | None = None,
+        *,
+        batch: Sequence[int] = (),
+        inner: str = "canonical",
+        retraction: str = "cayley",
+        manifold: Manifold | None = None,
+    ) -> None:
+        super().__init__(n, p, batch=batch)
+        self._manifold = (
+            Stiefel(inner, retraction, sizes=(self.n, self.p)) if manifold is None else manifold
+        )
+
+    @property
+    def manifold(self) -> Manifold:
+        """The manifold of the leaf."""
+        return self._manifold
+
+    def forward(self, *originals: Tensor) -> Tensor:
+        """The point itself, in `weight_dtype` where that is set."""
+        (X,) = originals
+        return X if self.weight_dtype is None else X.to(self.weight_dtype)
+
+    def right_inverse(self, X: Tensor) -> Tensor:
+        """The point itself."""
+        return X
+
+    def operator(self, *originals: Tensor) -> Operator:
+        """The dense operator of the point."""
+        return Dense(self.forward(*originals))
+
+    def start(
+        self,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """A Haar distributed point."""
+        return geometry.haar(
+            self.n, self.p, self.batch, dtype=dtype, device=device, generator=generator
+        )
+
+    def empty_originals(
+        self, dtype: torch.dtype, device: torch.device | str | None = None
+    ) -> Tensor:
+        """An uninitialised point."""
+        return torch.empty(*self.batch, self.n, self.p, dtype=dtype, device=device)

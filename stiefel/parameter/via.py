@@ -1,0 +1,84 @@
+"""Names of ways to train a weight, and the charts that they make."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from stiefel.errors import ConfigurationError, ShapeError, unknown
+from stiefel.parameter.riemannian import Riemannian
+from stiefel.parametrizations import CHARTS, Parametrization
+
+__all__ = ["SHORT_FORMS", "make_chart", "via_names"]
+
+#: Names from the papers: RGD-{inner product}-{retraction}.
+SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rgd-c-c": ("riemannian", {"inner": "canonical", "retraction": "cayley"}),
+    "rgd-e-c": ("riemannian", {"inner": "euclidean", "retraction": "cayley"}),
+    "rgd-c-qr": ("riemannian", {"inner": "canonical", "retraction": "qr"}),
+    "rgd-e-qr": ("riemannian", {"inner": "euclidean", "retraction": "qr"}),
+}
+
+
+def via_names() -> list[str]:
+    """Every name that ``via=`` takes."""
+    return sorted([*CHARTS, "riemannian", *SHORT_FORMS])
+
+
+def make_chart(
+    via: str | Parametrization, shape: Sequence[int], options: dict[str, Any]
+) -> Parametrization:
+    """Makes the chart for points of a shape.
+
+    Args:
+        via: A name, or a chart made by hand.
+        shape: Shape ``(*batch, n, p)`` of the point.
+        options: The chart's own options.
+
+    Returns:
+        The chart.
+
+    Raises:
+        UnknownNameError: If the name is unknown; the message lists the valid ones.
+        ConfigurationError: If the chart has no such option.
+        ShapeError: If a chart made by hand is for another shape.
+    """
+    *batch, n, p = shape
+    if isinstance(via, Parametrization):
+        if options:
+            raise ConfigurationError(
+                f"expected no options beside a chart made by hand, got {sorted(options)}: give "
+                f"them to {type(via).__name__}"
+            )
+        if (*via.batch, via.n, via.p) != tuple(shape):
+            raise ShapeError(
+                f"expected a chart for points of shape {tuple(shape)}, got one for "
+                f"{(*via.batch, via.n, via.p)}"
+            )
+        return copy.deepcopy(via)  # the user's object may serve several weights
+    if via in SHORT_FORMS:
+        via, implied = SHORT_FORMS[via]
+        clash = sorted(set(implied) & set(options))
+        if clash:
+            raise ConfigurationError(
+                f"the short form already says {clash}: use via='riemannian' to choose them"
+            )
+        options = {**implied, **options}
+    charts: dict[str, type[Parametrization]] = {**CHARTS, "riemannian": Riemannian}
+    if via not in charts:
+        raise unknown("via", via, via_names())
+    chart = charts[via]
+    accepted = [
+        k
+        for k in inspect.signature(chart.__init__).parameters
+        if k not in ("self", "n", "p", "batch")
+    ]
+    extra = sorted(set(options) - set(accepted))
+    if extra:
+        raise ConfigurationError(
+            f"via={via!r} has no option {', '.join(map(repr, extra))}: its options are "
+            f"{', '.join(accepted) or 'none'}"
+        )
+    return chart(n, p, batch=tuple(batch), **options)
