@@ -1,17 +1,9 @@
 """Products of reflections in compact WY form, with analytic derivatives.
 
-With unit columns u_k and tau_k = 1 - e^(i phi_k) (tau = 2 for real reflections),
-
-    H_k = I - tau_k u_k u_k^H,   N = striu(U^H U),   D = diag(tau),
-    Yh = U (I + D N)^-1,   Y = Yh D,   H_1 H_2 ... H_L = I - Y U^H.
-
-For real reflections this is Y = U S^-1 with S = I/2 + striu(U^T U) (Likhosherstov, Davis,
-Choromanski, Weller, AISTATS 2021). The rightmost reflection acts first.
-
-A reflection vector whose norm is below `smallest_norm` (about 1e-18 in float32, 1e-153 in
-float64; the zero vector) is no direction: u is then 0, the factor H is the identity, the product
-stays orthogonal to rounding and the vector receives a zero gradient. Such a factor does not
-count in det = (-1)^L; `check_reflection_vectors` finds it.
+``F H_1 ... H_L E``, in the letters of `stiefel.geometry.wy_factors`: CWY for square matrices,
+T-CWY for their first p columns (Likhosherstov, Davis, Choromanski, Weller, AISTATS 2021). Two
+kernels: one keeps the square matrix Q for its backward pass and needs no triangular solve there;
+the other, for few reflections or few columns, keeps thin matrices only.
 """
 
 from __future__ import annotations
@@ -19,103 +11,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stiefel.errors import DtypeError, RepresentationError, ShapeError
+from stiefel.errors import DtypeError, ShapeError
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.numerics import full_precision, real_dtype
+from stiefel.geometry.wy_factors import (
+    norms_and_inverses,
+    phase_factors,
+    unit_columns,
+    wy_triangle,
+)
+from stiefel.numerics import real_dtype
 
-__all__ = [
-    "check_reflection_vectors",
-    "compact_wy",
-    "compact_wy_factors",
-    "smallest_norm",
-    "unit_columns",
-]
-
-
-def smallest_norm(dtype: torch.dtype) -> float:
-    """Norm below which a reflection vector counts as zero: below it |v|^2 is not a normal number.
-
-    Args:
-        dtype: Real or complex dtype of the vectors.
-
-    Returns:
-        ``8 sqrt(smallest normal number)``.
-    """
-    return 8 * torch.finfo(real_dtype(dtype)).tiny ** 0.5
-
-
-def check_reflection_vectors(V: Tensor) -> None:
-    """Checks that every reflection vector has a direction. Waits for the device.
-
-    Args:
-        V: Reflection vectors, shape ``(..., n, L)``, one a column.
-
-    Raises:
-        RepresentationError: If a column is zero (to within `smallest_norm`) or not finite.
-    """
-    norms = torch.linalg.vector_norm(V.detach(), dim=-2)
-    bad = ~(norms > smallest_norm(V.dtype)) | ~norms.isfinite()
-    if bool(bad.any()):
-        where = [tuple(i) if len(i) > 1 else i[0] for i in bad.nonzero()[:4].tolist()]
-        raise RepresentationError(
-            f"{int(bad.sum())} reflection vector(s) are zero or not finite, at (batch, column) "
-            f"{where}: a reflection needs a direction. Such a column acts as the identity and gets "
-            "no gradient; set it to any nonzero vector (its length does not matter), and exclude "
-            "reflection vectors from weight decay"
-        )
-
-
-def _inverse_norms(V: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms of the columns and their inverses, 0 where the column counts as zero."""
-    norms = torch.linalg.vector_norm(V, dim=-2, keepdim=True)
-    usable = norms > smallest_norm(V.dtype)
-    safe = torch.where(usable, norms, torch.ones_like(norms))
-    return norms, torch.where(usable, safe.reciprocal(), torch.zeros_like(norms))
-
-
-def unit_columns(V: Tensor) -> Tensor:
-    """The columns divided by their norms; zero where a column counts as zero, never NaN.
-
-    Args:
-        V: Shape ``(..., n, L)``.
-
-    Returns:
-        U, same shape.
-    """
-    return V * _inverse_norms(V)[1]
-
-
-def _phase_factors(phases: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """tau = 1 - e^(i phi) = -2i sin(phi/2) e^(i phi/2), without cancellation near phi = 0."""
-    if phases is None:
-        return None
-    half = phases / 2
-    size = 2 * torch.sin(half)
-    return torch.complex(size * torch.sin(half), -size * torch.cos(half)).to(dtype)
-
-
-def _triangle(U: Tensor, tau: Tensor | None) -> Tensor:
-    """S = I/2 + striu(U^T U), or I + D N for complex reflections."""
-    N = torch.triu(U.mH @ U, 1)
-    eye = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device)
-    return N + eye / 2 if tau is None else eye + tau.unsqueeze(-1) * N
-
-
-@full_precision()
-def compact_wy_factors(V: Tensor, phases: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The factors of ``H_1 ... H_L = I - Y U^H``, differentiable by ordinary autograd.
-
-    Args:
-        V: Reflection vectors, shape ``(..., n, L)``.
-        phases: Real phases of complex reflections, shape ``(..., L)``; None for real ones.
-
-    Returns:
-        U and Y, both of shape ``(..., n, L)``.
-    """
-    tau = _phase_factors(phases, V.dtype)
-    U = unit_columns(V)
-    Y = torch.linalg.solve_triangular(_triangle(U, tau), U, upper=True, left=False)
-    return U, (Y if tau is None else Y * tau.unsqueeze(-2))
+__all__ = ["compact_wy"]
 
 
 # ------------------------------------------------------------------- shared by both kernels
@@ -124,7 +30,41 @@ def compact_wy_factors(V: Tensor, phases: Tensor | None = None) -> tuple[Tensor,
 def _project(dU: Tensor, U: Tensor, V: Tensor) -> Tensor:
     """dv = (du - u <u, du>) / |v| with the full complex inner product; overwrites dU."""
     inner = (U.conj() * dU).sum(-2, keepdim=True)
-    return dU.addcmul_(U, inner, value=-1).mul_(_inverse_norms(V)[1])
+    return dU.addcmul_(U, inner, value=-1).mul_(norms_and_inverses(V)[1])
+
+
+def _block_columns(count: int) -> list[tuple[int, int]]:
+    """Block columns of a triangular product: only what is above the diagonal is computed.
+
+    With quarters a triangular product costs 5/8 of the full one; below 512 columns the products
+    are too small for that to pay.
+    """
+    width = -(-count // 4) if count >= 512 else count
+    return [(start, min(start + width, count)) for start in range(0, count, width)]
+
+
+def _add_product_(C: Tensor, A: Tensor, B: Tensor, alpha: int) -> Tensor:
+    """C += alpha A B in place, without a temporary where torch can."""
+    if C.ndim == 2:
+        return C.addmm_(A, B, alpha=alpha)
+    if C.ndim == 3:
+        return C.baddbmm_(A, B, alpha=alpha)
+    return C.add_(A @ B, alpha=alpha)
+
+
+def _upper_gram(U: Tensor) -> Tensor:
+    """U^H U in and above the diagonal blocks of `_block_columns`; what is below is undefined."""
+    blocks = _block_columns(U.shape[-1])
+    if len(blocks) == 1:
+        return U.mH @ U
+    gram = U.new_empty(*U.shape[:-2], U.shape[-1], U.shape[-1])
+    for start, stop in blocks:
+        left, right = U[..., :stop].mH, U[..., start:stop]
+        if U.ndim == 2:
+            torch.mm(left, right, out=gram[:stop, start:stop])
+        else:
+            gram[..., :stop, start:stop] = left @ right
+    return gram
 
 
 def _scale_last_row_(A: Tensor, flip: Tensor | None) -> Tensor:
@@ -160,9 +100,13 @@ def _square_fake(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple
 )
 def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
     """Q = F (I - Y U^H); keeps U and Yh (real: Y)."""
-    tau = _phase_factors(phases, V.dtype)
+    tau = phase_factors(phases, V.dtype)
     U = unit_columns(V).contiguous()
-    Yh = torch.linalg.solve_triangular(_triangle(U, tau), U, upper=True, left=False).contiguous()
+    S = _upper_gram(U)  # solve_triangular reads the upper triangle only
+    if tau is not None:
+        S.mul_(tau.unsqueeze(-1))
+    S.diagonal(dim1=-2, dim2=-1).fill_(0.5 if tau is None else 1.0)
+    Yh = torch.linalg.solve_triangular(S, U, upper=True, left=False).contiguous()
     Y = Yh if tau is None else Yh * tau.unsqueeze(-2)
     Q = (Y @ U.mH).neg_()
     Q.diagonal(dim1=-2, dim2=-1).add_(1)
@@ -188,19 +132,21 @@ def _square_backward(
     flip: Tensor | None,
 ) -> list[Tensor]:
     """K = G Q^H - Q G^H, dU = K Y - U striu(Y^H K Y), dphi = Im diag(Yh^H K Yh) / 2."""
+    tau = phase_factors(phases, V.dtype)
     M = G @ Q.mH
-    K = M - M.mH
+    K = M.sub_(M.mH.contiguous().resolve_conj())
     _scale_last_row_(K, flip)
     _scale_last_row_(K.mT, flip)
     dU = K @ Yh
-    Z = Yh.mH @ dU
-    dphi = None
-    tau = _phase_factors(phases, V.dtype)
-    if tau is not None:
-        dphi = Z.diagonal(dim1=-2, dim2=-1).imag / 2
-        dU = dU * tau.unsqueeze(-2)
-        Z = tau.conj().unsqueeze(-1) * Z * tau.unsqueeze(-2)
-    dU -= U @ torch.triu(Z, 1)
+    dphi = None if tau is None else torch.empty_like(tau.real)
+    for start, stop in _block_columns(U.shape[-1]):
+        block = dU[..., start:stop]
+        Z = Yh[..., :stop].mH @ block
+        if tau is not None and dphi is not None:
+            dphi[..., start:stop] = Z.diagonal(-start, -2, -1).imag / 2
+            block.mul_(tau[..., None, start:stop])
+            Z = Z * tau[..., None, start:stop] * tau[..., :stop, None].conj()
+        _add_product_(block, U[..., :stop], Z.triu_(1 - start), alpha=-1)
     return _gradients(_project(dU, U, V), phases, dphi)
 
 
@@ -237,11 +183,11 @@ def _thin_forward(
     T = (I + D N)^-1, for real reflections S^-1. Its entries are at most 2 in size: T_ij is
     -tau_i u_i^H H_{i+1} ... H_{j-1} u_j.
     """
-    tau = _phase_factors(phases, V.dtype)
+    tau = phase_factors(phases, V.dtype)
     U = unit_columns(V).contiguous()
     eye = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device)
     T = torch.linalg.solve_triangular(
-        _triangle(U, tau), eye.expand(*U.shape[:-2], *eye.shape), upper=True
+        wy_triangle(U, tau), eye.expand(*U.shape[:-2], *eye.shape), upper=True
     ).contiguous()
     top = U[..., :columns, :].mH
     if tau is None:
@@ -278,7 +224,7 @@ def _thin_backward(
 
     dphi_k = -Im(e^(i phi_k) (Xh G^H Yh)_kk).
     """
-    tau = _phase_factors(phases, V.dtype)
+    tau = phase_factors(phases, V.dtype)
     A2 = (G.mH @ (U if flip is None else _scale_last_row_(U.clone(), flip))) @ T
     dphi, X = None, Xh
     if phases is not None and tau is not None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import RepresentationError, ShapeError
-from stiefel.geometry.compact_wy import compact_wy_factors
 from stiefel.geometry.guard import check_point_shape
+from stiefel.geometry.wy_factors import compact_wy_factors
 from stiefel.numerics import compute_dtype, full_precision, real_dtype, tolerance
 
 __all__ = ["Reflections", "householder_vectors"]

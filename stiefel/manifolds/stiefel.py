@@ -326,8 +326,6 @@ class Stiefel(Manifold):
     ) -> None:
         """Raises `ShapeError` or `OffManifoldError` if `u` is not tangent at `x`."""
         self.assert_check_vector(u)
-        ok, reason = self.check_vector_on_tangent(
-            x, u, ok_point=ok_point, explain=True, atol=atol
-        )
+        ok, reason = self.check_vector_on_tangent(x, u, ok_point=ok_point, explain=True, atol=atol)
         if not ok:
             raise OffManifoldError(reason)
