@@ -21,7 +21,7 @@ class CompactWY(LinearOperator):
 
     Args:
         U: Unit reflection vectors, shape ``(*batch, n, L)``.
-        Y: ``U (I + D N)^-1 D``, same shape (`stiefel.geometry.compact_wy.compact_wy_factors`).
+        Y: ``U (I + D N)^-1 D``, same shape (`stiefel.geometry.wy_factors.compact_wy_factors`).
         columns: p; n by default.
         flip: +1 or -1 of each matrix, shape ``(*batch)``, square matrices only.
     """

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, RepresentationError
-from stiefel.geometry.compact_wy import compact_wy, compact_wy_factors, smallest_norm
+from stiefel.geometry.compact_wy import compact_wy
 from stiefel.geometry.reflections import householder_vectors
+from stiefel.geometry.wy_factors import column_norms, compact_wy_factors
 from stiefel.numerics import compute_dtype, full_precision, real_dtype, tolerance
 from stiefel.operators import CompactWY, Dense, Operator
 from stiefel.parametrizations.base import Move, Parametrization
@@ -200,8 +201,7 @@ class CWY(Parametrization):
         """
         V = originals[0].detach()
         lifted = V.to(compute_dtype(V.dtype))
-        norms = torch.linalg.vector_norm(lifted, dim=-2, keepdim=True)
-        norms = torch.where(norms > smallest_norm(lifted.dtype), norms, torch.ones_like(norms))
+        norms = column_norms(lifted)
         rest = tuple(original.detach().clone() for original in originals[1:])
 
         def move(index: int, key: str, moment: Tensor) -> Tensor | None:
