@@ -1,0 +1,8 @@
+"""Optimizers for constrained weights, and `build`, which makes one for a whole model."""
+
+from stiefel.optim.base import RiemannianOptimizer
+from stiefel.optim.build import build
+from stiefel.optim.combined import CombinedOptimizer
+from stiefel.optim.rgd import RGD
+
+__all__ = ["RGD", "CombinedOptimizer", "RiemannianOptimizer", "build"]

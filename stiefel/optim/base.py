@@ -1,0 +1,379 @@
+"""One step loop for all Riemannian optimizers: gather, check, propose, commit.
+
+A subclass says where one batch goes (`RiemannianOptimizer._propose`). The loop joins leaves into
+batches, refuses what it must not step, changes nothing until everything has been checked, and
+hands ordinary parameters to torch's arithmetic where it is told to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import (
+    ConfigurationError,
+    DtypeError,
+    LostManifoldError,
+    NonFiniteError,
+    unknown,
+)
+from stiefel.geometry import polar_factor
+from stiefel.manifolds import Manifold, Stiefel
+from stiefel.numerics import compute_dtype, full_precision, tolerance
+from stiefel.optim.batches import Batch, Proposal, join, point_ndim, separate, write
+from stiefel.optim.checks import all_finite, non_finite_error
+from stiefel.optim.euclidean import EUCLIDEAN_STEPS, untouched_where_non_finite
+
+__all__ = ["Plan", "RiemannianOptimizer", "manifold_of"]
+
+#: Group entries that torch's SGD and Adam need for ordinary parameters.
+_EUCLIDEAN_DEFAULTS = {"weight_decay": 0, "betas": (0.9, 0.999), "eps": 1e-8}
+
+
+def manifold_of(leaf: Tensor) -> Manifold | None:
+    """The manifold that a parameter carries, None for an ordinary parameter."""
+    manifold = getattr(leaf, "manifold", None)
+    return manifold if isinstance(manifold, Manifold) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A step that has been gathered but not taken: batches, and ordinary leaves by group."""
+
+    batches: list[Batch]
+    euclidean: list[tuple[dict[str, Any], list[Tensor]]]
+
+    def gradients(self) -> Iterator[Tensor]:
+        """All gradients, joined where they are."""
+        yield from (batch.gradients for batch in self.batches)
+        yield from (leaf.grad for _, leaves in self.euclidean for leaf in leaves)  # pyright: ignore
+
+    def leaves(self) -> list[Tensor]:
+        """All parameters that the step would move."""
+        moved = [leaf for batch in self.batches for leaf in batch.leaves]
+        return moved + [leaf for _, leaves in self.euclidean for leaf in leaves]
+
+
+class RiemannianOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers that move manifold parameters along their manifolds.
+
+    A parameter is stepped when its ``.grad`` is not None, as in torch; ``.grad`` is never changed.
+    Leaves of equal manifold, matrix size, dtype and device in one group are stepped as one batch.
+
+    Before anything is changed, two flags are read from the device: whether all gradients are
+    finite, and whether all new points of a `stiefel.Stiefel` are on it within
+    `stiefel.tolerance`. A point that is not (a step so large that floating point loses it) is
+    computed again in double precision and brought to the nearest point of the manifold. With
+    ``skip_nonfinite=True`` nothing is read: leaves with a non-finite gradient stay where they
+    are, chosen by `torch.where`, and the second check is not made.
+
+    Args:
+        params: Parameters or groups, as for torch.
+        defaults: Defaults of the groups; ``lr`` and ``maximize`` at least.
+        euclidean: What to do with ordinary parameters: None refuses them, ``"sgd"`` and
+            ``"adam"`` step them bit for bit as torch does with the group's options.
+        skip_nonfinite: See above.
+    """
+
+    #: Names of the tensors, of the shape of the leaf, that are kept for each manifold leaf.
+    def _state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return ()
+
+    def _propose(self, batch: Batch) -> Proposal:
+        """Where a batch goes: a pure function of it."""
+        raise NotImplementedError
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        *,
+        euclidean: str | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        if euclidean is not None and euclidean not in EUCLIDEAN_STEPS:
+            raise unknown("euclidean step", euclidean, EUCLIDEAN_STEPS)
+        self.euclidean = euclidean
+        self.skip_nonfinite = skip_nonfinite
+        self._manifold_leaves: set[int] = set()
+        if not isinstance(params, Tensor):
+            params = list(params)
+            if not params:
+                raise ConfigurationError(
+                    "expected at least one parameter, got an empty list: was model.parameters() "
+                    "used up by an earlier loop, or does the model have none?"
+                )
+        super().__init__(params, {**_EUCLIDEAN_DEFAULTS, **defaults})
+
+    # -- groups -----------------------------------------------------------------------------------
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group after checking it; see `torch.optim.Optimizer.add_param_group`."""
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+        self._remember(self.param_groups[-1]["params"])
+
+    def _remember(self, leaves: Iterable[Tensor]) -> None:
+        """Notes which leaves are on a manifold, so that losing it does not go unseen."""
+        self._manifold_leaves.update(id(x) for x in leaves if manifold_of(x) is not None)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        if group["lr"] < 0:
+            raise ConfigurationError(f"expected lr >= 0, got {group['lr']}")
+        for leaf in group["params"]:
+            manifold = manifold_of(leaf)
+            if manifold is None:
+                self._check_ordinary(leaf)
+            else:
+                self._check_manifold_leaf(leaf, manifold, group)
+
+    def _check_ordinary(self, leaf: Tensor) -> None:
+        name = type(self).__name__
+        if id(leaf) in self._manifold_leaves:
+            raise LostManifoldError(
+                f"{self.describe(leaf)}, shape {tuple(leaf.shape)}, was on a manifold when it was "
+                "given to the optimizer and is an ordinary parameter now: .to('meta'), "
+                "load_state_dict(assign=True) or one of torch's conversion flags replaced it. "
+                "Weights made by stiefel.orthogonal survive all of these; for a bare "
+                "ManifoldParameter, wrap the new value in one and make the optimizer again"
+            )
+        if self.euclidean is None:
+            raise ConfigurationError(
+                f"{name} moves parameters that are on a manifold, got an ordinary one, "
+                f"{self.describe(leaf)}, shape {tuple(leaf.shape)}. Use "
+                "stiefel.optim.build(model, lr=...), which gives it to Adam or any torch "
+                f"optimizer, or {name}(..., euclidean='sgd' or 'adam'), which does as torch does"
+            )
+
+    def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
+        if group["weight_decay"] != 0:
+            raise ConfigurationError(
+                f"expected weight_decay=0 for a parameter on a manifold, got "
+                f"{group['weight_decay']} for {self.describe(leaf)}: decay pulls towards zero, "
+                "which is no point of the manifold. Put ordinary parameters in a group of their own"
+            )
+        if compute_dtype(leaf.dtype) != leaf.dtype:
+            raise DtypeError(
+                f"expected a point in float32 or better, got {leaf.dtype} for "
+                f"{self.describe(leaf)}: 16-bit rounding moves it off the manifold at every step. "
+                "Keep the parameter in float32 and emit the weight in 16 bits "
+                "(stiefel.orthogonal(..., weight_dtype=torch.bfloat16))"
+            )
+
+    def describe(self, leaf: Tensor) -> str:
+        """How errors call a parameter."""
+        for number, group in enumerate(self.param_groups):
+            for index, other in enumerate(group["params"]):
+                if other is leaf:
+                    name = group["param_names"][index] if "param_names" in group else ""
+                    return f"parameter {name or index} of group {number}"
+        return "a parameter"
+
+    def exchange(
+        self, old: Iterable[Tensor], new: Iterable[Tensor], *, riemannian: bool = True
+    ) -> None:
+        """Replaces leaves by others in the group of the first one; states are dropped.
+
+        Args:
+            old: Leaves that the optimizer holds.
+            new: Leaves that take their place.
+            riemannian: Whether the new leaves are on a manifold; ordinary ones need
+                ``euclidean=``.
+        """
+        gone = {id(leaf) for leaf in old}
+        group = next(
+            (g for g in self.param_groups if any(id(x) in gone for x in g["params"])),
+            self.param_groups[0],
+        )
+        self.accept(new, group)
+        self.forget(gone)
+
+    def accept(self, new: Iterable[Tensor], group: dict[str, Any]) -> None:
+        """Adds leaves to a group that is there already, after checking them."""
+        new = list(new)
+        self._check_group({**group, "params": new})
+        group["params"] = [*group["params"], *new]
+        self._remember(new)
+
+    def forget(self, gone: set[int]) -> None:
+        """Drops the leaves whose ids are given, and their states."""
+        for group in self.param_groups:
+            for leaf in [x for x in group["params"] if id(x) in gone]:
+                self.state.pop(leaf, None)
+            group["params"] = [x for x in group["params"] if id(x) not in gone]
+        self._manifold_leaves -= gone
+
+    # -- pickling ---------------------------------------------------------------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        """Options besides torch's own."""
+        options = {"euclidean": self.euclidean, "skip_nonfinite": self.skip_nonfinite}
+        return {**super().__getstate__(), **options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores, and notes the manifold leaves of a copy."""
+        super().__setstate__(state)
+        if "_manifold_leaves" not in self.__dict__:
+            self._manifold_leaves = set()
+            self._remember(x for group in self.param_groups for x in group["params"])
+
+    # -- the step ---------------------------------------------------------------------------------
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
+        """Moves every parameter that has a gradient.
+
+        Args:
+            closure: Evaluates the model again and returns the loss; called once.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            NonFiniteError: If a gradient is not finite; nothing has been changed.
+            LostManifoldError: If a leaf is not on its manifold's parameter class any more.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        plan = self.gather()
+        if not self.skip_nonfinite and not all_finite(plan.gradients()):
+            raise non_finite_error(plan.leaves(), self.describe)
+        self.commit(plan, self.propose(plan))
+        return loss
+
+    @torch.no_grad()
+    def gather(self) -> Plan:
+        """Joins the leaves that have gradients into batches; changes nothing."""
+        batches, euclidean = [], []
+        for group in self.param_groups:
+            names = self._state_names(group)
+            kinds: dict[Any, list[Tensor]] = {}
+            ordinary = []
+            for leaf in group["params"]:
+                manifold = manifold_of(leaf)
+                if manifold is None:
+                    self._check_ordinary(leaf)
+                    if leaf.grad is not None:
+                        ordinary.append(leaf)
+                elif leaf.grad is not None:
+                    sizes = leaf.shape[leaf.ndim - point_ndim(manifold) :]
+                    fresh = bool(names) and names[0] not in self.state[leaf]
+                    key = (manifold, sizes, leaf.dtype, leaf.device, fresh)
+                    kinds.setdefault(key, []).append(leaf)
+            batches += [self._batch(k[0], group, v, names, k[-1]) for k, v in kinds.items()]
+            if ordinary:
+                euclidean.append((group, ordinary))
+        return Plan(batches, euclidean)
+
+    def _batch(
+        self,
+        manifold: Manifold,
+        group: dict[str, Any],
+        leaves: list[Tensor],
+        names: tuple[str, ...],
+        fresh: bool,
+    ) -> Batch:
+        self._check_manifold_leaf(leaves[0], manifold, group)
+        for leaf in leaves:
+            if leaf.grad is not None and leaf.grad.layout != torch.strided:
+                raise ConfigurationError(
+                    f"expected a dense gradient, got one of layout {leaf.grad.layout} for "
+                    f"{self.describe(leaf)}: a sparse gradient has no meaning on a manifold. Use "
+                    "sparse=False in the layer that produces it"
+                )
+        ndim = point_ndim(manifold)
+        state = {} if fresh else {k: join([self.state[x][k] for x in leaves], ndim) for k in names}
+        return Batch(
+            manifold=manifold,
+            group=group,
+            leaves=leaves,
+            points=join(leaves, ndim),
+            gradients=join([leaf.grad for leaf in leaves], ndim),  # pyright: ignore
+            state=state,
+        )
+
+    @torch.no_grad()
+    def propose(self, plan: Plan) -> list[Proposal]:
+        """Computes where every batch goes; changes nothing."""
+        with full_precision():
+            if self.skip_nonfinite:
+                return [self._propose_where_finite(batch) for batch in plan.batches]
+            proposals = [self._propose(batch) for batch in plan.batches]
+            return self._on_manifold(plan.batches, proposals)
+
+    def _propose_where_finite(self, batch: Batch) -> Proposal:
+        good = batch.finite()
+        gradients = torch.where(good, batch.gradients, torch.zeros_like(batch.gradients))
+        proposal = self._propose(dataclasses.replace(batch, gradients=gradients))
+        state = {
+            name: torch.where(good, new, batch.state.get(name, torch.zeros_like(new)))
+            for name, new in proposal.state.items()
+        }
+        return Proposal(torch.where(good, proposal.points, batch.points), state)
+
+    def _on_manifold(self, batches: list[Batch], proposals: list[Proposal]) -> list[Proposal]:
+        """Mends the points that floating point has lost; one flag is read in the usual case."""
+        lost = [_off_manifold(x, y.points) for x, y in zip(batches, proposals, strict=True)]
+        flags = [mask.any() for mask in lost if mask is not None]
+        by_device = {flag.device: [f for f in flags if f.device == flag.device] for flag in flags}
+        if not any(bool(torch.stack(some).any()) for some in by_device.values()):
+            return proposals
+        return [
+            proposal if mask is None or not bool(mask.any()) else self._mend(batch, proposal, mask)
+            for batch, proposal, mask in zip(batches, proposals, lost, strict=True)
+        ]
+
+    def _mend(self, batch: Batch, proposal: Proposal, lost: Tensor) -> Proposal:
+        """Computes the lost points again in double precision, and the nearest point to each."""
+        dtype = torch.complex128 if batch.points.is_complex() else torch.float64
+        again = self._propose(batch.choose(lost, dtype))
+        if not all_finite([again.points, *again.state.values()]):
+            names = [self.describe(leaf) for leaf in batch.leaves[:3]]
+            raise NonFiniteError(
+                f"the step overflows: lr = {batch.group['lr']} times a gradient with entries up "
+                f"to {float(batch.gradients.abs().max()):.1e}, in one of {', '.join(names)}. "
+                "Nothing was changed. Lower the learning rate or clip the gradients"
+            )
+        points = proposal.points.clone()
+        points[lost] = polar_factor(again.points).to(points.dtype)
+        state = {name: value.clone() for name, value in proposal.state.items()}
+        for name, value in again.state.items():
+            state[name][lost] = value.to(state[name].dtype)
+        return Proposal(points, state)
+
+    @torch.no_grad()
+    def commit(self, plan: Plan, proposals: list[Proposal]) -> None:
+        """Writes the proposals, and steps the ordinary leaves."""
+        for batch, proposal in zip(plan.batches, proposals, strict=True):
+            leaves, ndim = batch.leaves, point_ndim(batch.manifold)
+            write(leaves, separate(proposal.points, leaves, ndim))
+            for name, value in proposal.state.items():
+                parts = separate(value, leaves, ndim)
+                if name in batch.state:
+                    write([self.state[leaf][name] for leaf in leaves], parts)
+                else:
+                    for leaf, part in zip(leaves, parts, strict=True):
+                        self.state[leaf][name] = part.clone()
+        for group, leaves in plan.euclidean:
+            step = EUCLIDEAN_STEPS[self.euclidean or "sgd"]
+            if self.skip_nonfinite:
+                with untouched_where_non_finite(leaves, self.state):
+                    step(group, leaves, self.state)
+            else:
+                step(group, leaves, self.state)
+
+
+def _off_manifold(batch: Batch, points: Tensor) -> Tensor | None:
+    """Which points are off a `stiefel.Stiefel`, a mask over leading dimensions; None: unknown."""
+    if not isinstance(batch.manifold, Stiefel) or points.numel() == 0:
+        return None
+    n, p = points.shape[-2:]
+    gram = points.mH @ points
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return ~(gram.abs().amax((-2, -1)) <= tolerance(points.dtype, n, p))

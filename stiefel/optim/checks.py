@@ -1,0 +1,70 @@
+"""What is checked before a step changes anything, and how the errors read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import NonFiniteError
+
+__all__ = ["all_finite", "non_finite_error"]
+
+_SHOWN = 5
+
+
+def _entries(tensor: Tensor) -> Tensor:
+    """The stored entries of a dense or sparse tensor."""
+    return tensor._values() if tensor.layout == torch.sparse_coo else tensor
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no entry is a NaN or an infinity; reads one flag from each device.
+
+    A finite sum implies finite entries, so one sum a tensor settles the usual case. Only when
+    some sum is not finite (it may have overflowed) are the entries looked at one by one.
+
+    Args:
+        tensors: Dense or sparse tensors.
+    """
+    kept = [_entries(tensor) for tensor in tensors]
+    sums: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for tensor in kept:
+        sums[tensor.device, tensor.dtype].append(tensor.sum())
+    if all(bool(torch.isfinite(torch.stack(parts)).all()) for parts in sums.values()):
+        return True
+    return all(bool(torch.isfinite(tensor).all()) for tensor in kept)
+
+
+def non_finite_error(leaves: Sequence[Tensor], describe: Callable[[Tensor], str]) -> NonFiniteError:
+    """Builds the error that says which gradients are not finite.
+
+    Args:
+        leaves: Parameters with gradients, some of them not finite.
+        describe: How to call a parameter, such as ``"parameter 2 of group 0"``.
+
+    Returns:
+        The error; it names at most five parameters.
+    """
+    lines = []
+    for leaf in leaves:
+        assert leaf.grad is not None
+        grad = _entries(leaf.grad)
+        finite = torch.isfinite(grad)
+        if bool(finite.all()):
+            continue
+        nan, bad = int(torch.isnan(grad).sum()), int((~finite).sum())
+        lines.append(
+            f"{describe(leaf)}, shape {tuple(leaf.shape)}, {leaf.dtype}: {bad} of {grad.numel()} "
+            f"entries ({nan} NaN, {bad - nan} infinite)"
+        )
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return NonFiniteError(
+        f"expected finite gradients, got non-finite ones in {len(lines)} of {len(leaves)} "
+        f"parameters: {'; '.join(lines[:_SHOWN])}{more}. No parameter and no optimizer state was "
+        "changed. Lower the learning rate, clip the gradients, or look for the operation with "
+        "torch.autograd.detect_anomaly(); skip_nonfinite=True leaves such parameters where they "
+        "are and steps the others"
+    )

@@ -1,0 +1,294 @@
+"""One torch optimizer made of two: a Riemannian one for points, any torch one for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefel.errors import ConfigurationError, LostManifoldError
+from stiefel.optim.base import Plan, RiemannianOptimizer, manifold_of
+from stiefel.optim.checks import all_finite, non_finite_error
+from stiefel.optim.euclidean import untouched_where_non_finite
+from stiefel.parameter import attach, constraints
+
+__all__ = ["CombinedOptimizer"]
+
+
+class CombinedOptimizer(torch.optim.Optimizer):
+    """What `stiefel.optim.build` returns: a `torch.optim.Optimizer` over a whole model.
+
+    Its `param_groups` are the very groups of the two optimizers inside, in the order ``"free"``
+    (ordinary parameters), ``"chart"`` (coordinates of charts), ``"manifold"`` (points), the name
+    being ``group["role"]``; all three are there even when one has no parameters, so that a
+    checkpoint has the same groups however the weights are trained. Its `state` is the state of
+    both. Schedulers, ``state_dict``, closures, hooks and `add_param_group` work as in torch.
+
+    Before a step it checks that every trainable leaf of `stiefel.constraints` is held in the
+    group where it belongs and is still on its manifold.
+
+    Args:
+        model: The model.
+        ordinary: Optimizer of the groups ``"free"`` and ``"chart"``.
+        riemannian: Optimizer of the group ``"manifold"``.
+        skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
+            of an error.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ordinary: torch.optim.Optimizer,
+        riemannian: torch.optim.Optimizer,
+        *,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        self.model = model
+        self.ordinary = ordinary
+        self.riemannian = riemannian
+        self.skip_nonfinite = skip_nonfinite
+        groups = [*ordinary.param_groups, *riemannian.param_groups]
+        self._ready = False
+        super().__init__(groups, {})
+        self._ready = True
+        ordinary.state.update(riemannian.state)
+        defaults = _shared_defaults(ordinary, groups)
+        self.__setstate__({"state": ordinary.state, "param_groups": groups, "defaults": defaults})
+
+    # -- one list of groups, one state ------------------------------------------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        """What torch keeps, and the two optimizers and the model."""
+        kept = ("model", "ordinary", "riemannian", "skip_nonfinite")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in kept}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores, and makes the two optimizers share the groups and the state again."""
+        super().__setstate__(state)
+        for part, manifold in ((self.ordinary, False), (self.riemannian, True)):
+            groups = [g for g in self.param_groups if (g["role"] == "manifold") == manifold]
+            part.__setstate__({"state": self.state, "param_groups": groups})
+        self._ready = True
+        self._slots: list[tuple[nn.Module, str, Tensor, bool]] = []
+        self._schedules: set[int] = getattr(self, "_schedules", set())
+        self._surveyed = False
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state; see `torch.optim.Optimizer.load_state_dict`.
+
+        Raises:
+            ConfigurationError: If the saved groups have other roles.
+        """
+        here = [group["role"] for group in self.param_groups]
+        saved = [group.get("role") for group in state_dict["param_groups"]]
+        if here != saved:
+            raise ConfigurationError(
+                f"expected groups with roles {here}, got {saved}: was the state saved by an "
+                "optimizer of stiefel.optim.build for the same model?"
+            )
+        sizes = [
+            [len(group["params"]) for group in groups]
+            for groups in (self.param_groups, state_dict["param_groups"])
+        ]
+        if sizes[0] != sizes[1]:
+            raise ConfigurationError(
+                f"expected {sizes[0]} parameters in the groups {here}, got {sizes[1]}: the state "
+                "was saved with weights trained another way; stiefel.convert the model first"
+            )
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the optimizer that its parameters belong to.
+
+        Args:
+            param_group: As for torch. All parameters are on manifolds, or none is.
+
+        Raises:
+            ConfigurationError: If the group mixes both kinds.
+        """
+        if not self._ready:  # torch's __init__ lists the groups of the two optimizers
+            super().add_param_group(param_group)
+            return
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        kinds = {manifold_of(p[1] if isinstance(p, tuple) else p) is not None for p in params}
+        if len(kinds) > 1:
+            raise ConfigurationError(
+                "expected a group of manifold parameters or one of ordinary parameters, got a "
+                "mixture: add two groups"
+            )
+        held = {id(p) for group in self.param_groups for p in group["params"]}
+        if any(id(p[1] if isinstance(p, tuple) else p) in held for p in params):
+            raise ConfigurationError("expected new parameters, got some that a group holds already")
+        part = self.riemannian if kinds == {True} else self.ordinary
+        role = "manifold" if kinds == {True} else param_group.get("role", "free")
+        part.add_param_group({**param_group, "params": params, "role": role})
+        self.param_groups.append(part.param_groups[-1])
+        self._surveyed = False
+
+    def exchange(self, old: Iterable[Tensor], new: Iterable[Tensor], *, riemannian: bool) -> None:
+        """Takes new leaves in place of old ones; `stiefel.convert` calls it.
+
+        The new leaves join the first group of their role, with its rates; the states of the old
+        ones are dropped.
+
+        Args:
+            old: Leaves that the optimizer holds (others are ignored).
+            new: Leaves that take their place.
+            riemannian: Whether the new leaves are points, or coordinates of a chart.
+        """
+        role = "manifold" if riemannian else "chart"
+        group = next(g for g in self.param_groups if g["role"] == role)
+        gone, new = {id(leaf) for leaf in old}, list(new)
+        moving = self.riemannian if isinstance(self.riemannian, RiemannianOptimizer) else None
+        if riemannian and moving is not None:
+            moving.accept(new, group)
+        else:
+            group["params"] = [*group["params"], *new]
+        for other in self.param_groups:
+            for leaf in [x for x in other["params"] if id(x) in gone]:
+                self.state.pop(leaf, None)
+            other["params"] = [x for x in other["params"] if id(x) not in gone]
+        if moving is not None:
+            moving.forget(gone)
+        self._surveyed = False
+
+    # -- checks -----------------------------------------------------------------------------------
+    def check(self) -> None:
+        """Checks that the optimizer and the model agree; called by every step.
+
+        Raises:
+            LostManifoldError: If a point has become an ordinary parameter.
+            ConfigurationError: If a trainable leaf of a constraint is missing, or in the wrong
+                group.
+        """
+        changed = not self._surveyed or any(
+            module._parameters.get(name) is not leaf or (on_manifold and manifold_of(leaf) is None)
+            for module, name, leaf, on_manifold in self._slots
+        )
+        if changed:
+            self._survey()
+
+    def _survey(self) -> None:
+        places = {id(module): path for path, module in self.model.named_modules()}
+        for module, name, _, on_manifold in self._slots:
+            now = module._parameters.get(name)
+            if on_manifold and id(module) in places and now is not None and not manifold_of(now):
+                path = ".".join(filter(None, (places[id(module)], name)))
+                raise LostManifoldError(
+                    f"{path} was on a manifold when the optimizer was made and is an ordinary "
+                    "parameter now: .to('meta'), load_state_dict(assign=True) or a conversion flag "
+                    "replaced it. Weights made by stiefel.orthogonal survive all of these; wrap "
+                    "the new value in a ManifoldParameter and build the optimizer again"
+                )
+        roles = {id(p): group["role"] for group in self.param_groups for p in group["params"]}
+        for constraint in constraints(self.model):
+            constraint.check()
+            role = "manifold" if constraint.is_riemannian else "chart"
+            for leaf in constraint.leaves:
+                got = roles.get(id(leaf))
+                if got != role and (got is not None or leaf.requires_grad):
+                    raise ConfigurationError(
+                        f"expected the leaves of {constraint.path or constraint.name} in a group "
+                        f"{role!r}, got {'no group' if got is None else repr(got)}: the weight was "
+                        "constrained, converted or replaced after the optimizer was made. Build it "
+                        "afterwards, or pass optimizer= to stiefel.convert"
+                    )
+        self._slots = [
+            (module, name, leaf, manifold_of(leaf) is not None)
+            for module in self.model.modules()
+            for name, leaf in module._parameters.items()
+            if leaf is not None and roles.get(id(leaf), "free") != "free"
+        ]
+        self._keep_schedules()
+        self._surveyed = True
+
+    def _keep_schedules(self) -> None:
+        """Attaches the rebase schedules of the charts that the model has now, at today's step."""
+        hooks = self._optimizer_step_post_hooks
+        for key in self._schedules:
+            hooks.pop(key, None)
+        before = set(hooks)
+        attach(self.model, self)
+        self._schedules = set(hooks) - before
+        for key in self._schedules:
+            hooks[key].steps = self.param_groups[0]["steps"]  # pyright: ignore
+
+    def describe(self, leaf: Tensor) -> str:
+        """How errors call a parameter: by its name in the model."""
+        for name, parameter in self.model.named_parameters():
+            if parameter is leaf:
+                return name
+        for number, group in enumerate(self.param_groups):
+            for index, other in enumerate(group["params"]):
+                if other is leaf:
+                    return f"parameter {index} of group {number}"
+        return "a parameter"
+
+    # -- the step ---------------------------------------------------------------------------------
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
+        """Moves every parameter that has a gradient, all or none.
+
+        Args:
+            closure: Evaluates the model again and returns the loss; called once.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            NonFiniteError: If a gradient is not finite; nothing has been changed.
+            LostManifoldError: If a point has become an ordinary parameter.
+            ConfigurationError: See `check`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.check()
+        ordinary = _with_gradients(self.ordinary)
+        if isinstance(self.riemannian, RiemannianOptimizer):
+            plan = self.riemannian.gather()
+        else:
+            plan = Plan([], [({}, _with_gradients(self.riemannian))])
+        if not self.skip_nonfinite:
+            grads = [leaf.grad for leaf in ordinary if leaf.grad is not None]
+            if not all_finite([*plan.gradients(), *grads]):
+                raise non_finite_error([*ordinary, *plan.leaves()], self.describe)
+        if isinstance(self.riemannian, RiemannianOptimizer):
+            proposals = self.riemannian.propose(plan)
+            self._step_part(self.ordinary, ordinary)
+            self.riemannian.commit(plan, proposals)
+        else:
+            self._step_part(self.ordinary, ordinary)
+            self._step_part(self.riemannian, plan.leaves())
+        self.param_groups[0]["steps"] += 1  # saved with the state: schedules resume exactly
+        return loss
+
+    def _step_part(self, part: torch.optim.Optimizer, leaves: list[Tensor]) -> None:
+        guard = (
+            untouched_where_non_finite(leaves, self.state)
+            if self.skip_nonfinite
+            else contextlib.nullcontext()
+        )
+        with guard:
+            part.step()
+
+
+def _with_gradients(part: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in part.param_groups for p in group["params"] if p.grad is not None]
+
+
+def _shared_defaults(
+    ordinary: torch.optim.Optimizer, groups: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Defaults that every group has, so that schedulers which cycle them find them everywhere.
+
+    Momentum that some group does not use is left out: a scheduler that cycles momentum then says
+    that it cannot, instead of switching it on for the manifold parameters.
+    """
+    shared = {k: v for k, v in ordinary.defaults.items() if all(k in g for g in groups)}
+    if any(group.get("momentum", 1) == 0 for group in groups):
+        shared.pop("momentum", None)
+    return shared

@@ -1,0 +1,149 @@
+"""Riemannian gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from stiefel.errors import ConfigurationError, unknown
+from stiefel.geometry import cayley_transport, projection_transport
+from stiefel.manifolds import Manifold, Stiefel
+from stiefel.optim.base import RiemannianOptimizer
+from stiefel.optim.batches import Batch, Proposal
+
+__all__ = ["RGD"]
+
+_TRANSPORTS = ("projection", "cayley")
+
+
+class RGD(RiemannianOptimizer):
+    r"""Riemannian gradient descent, ``X <- R_X(-lr grad f(X))``.
+
+    The gradient and the retraction are those of each parameter's manifold, so the four methods
+    RGD-C-C, RGD-E-C, RGD-C-QR and RGD-E-QR of Likhosherstov et al. (AISTATS 2021) are
+    ``stiefel.Stiefel(inner, retraction)`` with the canonical or the Euclidean inner product and
+    the Cayley or the QR retraction. geoopt's manifolds work as well, by their own methods.
+
+    With momentum m and dampening d: ``b <- m b + (1 - d) grad`` (``b = grad`` at first), the
+    direction is b, or ``grad + m b`` with ``nesterov``, and b is carried to the new point, so
+    that it is tangent there.
+
+    Args:
+        params: Manifold parameters, or groups of them. Ordinary parameters need `euclidean`.
+        lr: Learning rate, a number or a tensor with one entry.
+        momentum: Momentum factor; 0 for none.
+        dampening: Dampening of momentum.
+        nesterov: Whether to use Nesterov's momentum.
+        transport: How momentum is carried: ``"projection"`` onto the new tangent space (on
+            manifolds of other libraries, their own ``retr_transp``), or ``"cayley"``, isometric,
+            for `stiefel.Stiefel` with the Cayley retraction.
+        maximize: Whether to ascend.
+        euclidean: Ordinary parameters: None refuses them, ``"sgd"`` steps them as
+            `torch.optim.SGD` with the group's options does, ``"adam"`` as `torch.optim.Adam`.
+        weight_decay: For ordinary parameters; must be 0 in a group with manifold parameters.
+        betas: For ``euclidean="adam"``.
+        eps: For ``euclidean="adam"``.
+        skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
+            of an error; nothing is then read by the host.
+
+    Raises:
+        ConfigurationError: If options do not go together, or an ordinary parameter comes without
+            `euclidean`.
+        UnknownNameError: If `transport` or `euclidean` is none of the names above.
+
+    Example:
+        >>> import torch, stiefel
+        >>> C = torch.diag(torch.arange(1.0, 7.0))
+        >>> X = stiefel.ManifoldParameter(stiefel.geometry.haar(6, 2))
+        >>> optimizer = stiefel.optim.RGD([X], lr=0.1)
+        >>> for _ in range(300):
+        ...     optimizer.zero_grad()
+        ...     (X.mT @ C @ X).trace().backward()
+        ...     optimizer.step()
+        >>> round(float((X.mT @ C @ X).trace()), 3)  # the two smallest eigenvalues, 1 + 2
+        3.0
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        momentum: float = 0,
+        dampening: float = 0,
+        nesterov: bool = False,
+        transport: str = "projection",
+        *,
+        maximize: bool = False,
+        euclidean: str | None = None,
+        weight_decay: float = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "nesterov": nesterov,
+            "transport": transport,
+            "maximize": maximize,
+            "weight_decay": weight_decay,
+            "betas": betas,
+            "eps": eps,
+        }
+        super().__init__(params, defaults, euclidean=euclidean, skip_nonfinite=skip_nonfinite)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        if group["momentum"] < 0:
+            raise ConfigurationError(f"expected momentum >= 0, got {group['momentum']}")
+        if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
+            raise ConfigurationError(
+                "nesterov=True needs momentum > 0 and dampening = 0, got momentum = "
+                f"{group['momentum']} and dampening = {group['dampening']}"
+            )
+        if group["transport"] not in _TRANSPORTS:
+            raise unknown("transport", group["transport"], _TRANSPORTS)
+        super()._check_group(group)
+
+    def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
+        super()._check_manifold_leaf(leaf, manifold, group)
+        cayley = isinstance(manifold, Stiefel) and manifold.retraction == "cayley"
+        if group["transport"] == "cayley" and not cayley:
+            raise ConfigurationError(
+                "transport='cayley' follows the Cayley retraction: expected a parameter on "
+                f"stiefel.Stiefel(retraction='cayley'), got {self.describe(leaf)} on "
+                f"{manifold}. Use transport='projection'"
+            )
+
+    def _state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] != 0 else ()
+
+    def _propose(self, batch: Batch) -> Proposal:
+        manifold, X, group = batch.manifold, batch.points, batch.group
+        lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
+        rate = lr if group["maximize"] else -lr
+        gradient = manifold.egrad2rgrad(X, batch.gradients)
+        momentum = group["momentum"]
+        if momentum == 0:
+            return Proposal(manifold.retr(X, rate * gradient), {})
+        buffer = gradient
+        if "momentum_buffer" in batch.state:
+            old = batch.state["momentum_buffer"]
+            buffer = momentum * old + (1 - group["dampening"]) * gradient
+        direction = gradient + momentum * buffer if group["nesterov"] else buffer
+        Y, carried = _move(manifold, X, rate * direction, buffer, group["transport"])
+        return Proposal(Y, {"momentum_buffer": carried})
+
+
+def _move(
+    manifold: Manifold, X: Tensor, u: Tensor, z: Tensor, transport: str
+) -> tuple[Tensor, Tensor]:
+    """The new point R_X(u), and the tangent vector z carried there."""
+    if not isinstance(manifold, Stiefel):
+        return manifold.retr_transp(X, u, z)
+    Y = manifold.retr(X, u)
+    if transport == "cayley":
+        return Y, cayley_transport(X, u, z)
+    return Y, projection_transport(Y, z)
