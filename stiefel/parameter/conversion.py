@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError
 from stiefel.parameter.constraint import Constraint, constraints
-from stiefel.parameter.storage import ConstraintList, coordinates_of, install, make_leaves
+from stiefel.parameter.storage import ConstraintList, coordinates_of, install, make_leaves, nearest
 from stiefel.parameter.via import make_chart
 from stiefel.parameter.views import MatrixView
 from stiefel.parametrizations import Parametrization
@@ -85,9 +85,9 @@ def _converted(
     determinant = None if old is None else old.determinant
     if old is not None:
         chart.weight_dtype = old.chart.weight_dtype
-        point = old.chart(*old.originals).detach().as_subclass(Tensor)
+        point = old.point().detach().as_subclass(Tensor)
     view = MatrixView(point.shape) if old is None else old.view
-    coordinates = coordinates_of(chart, point, determinant)
+    coordinates = coordinates_of(chart, nearest(point)[0], determinant)
     return ConstraintList(
         chart, view, make_leaves(chart, coordinates, leaf), determinant=determinant
     )

@@ -190,12 +190,14 @@ def _starting_coordinates(
             f"its own start instead. Reason: {error}. To choose the start, pass init= (for "
             "instance init='haar'); to be told by an error, init='keep'",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     sign = sign_of_determinant(torch.nan_to_num(X))
     if sign is not None:
         chart.set_determinant(sign if determinant is None else torch.full_like(sign, determinant))
     point = chart.start(X.dtype, X.device, generator)
+    if determinant is not None:
+        point = geometry.with_determinant(point, determinant)
     return coordinates_of(chart, point, determinant), 0.0
 
 

@@ -1,0 +1,286 @@
+"""What a constrained weight survives: copies, conversions, checkpoints, torch's transforms."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import stiefel
+from stiefel.errors import DoubleBackwardError
+
+VIAS = ["cwy", "tcwy", "rgd-c-c", "rgd-e-qr"]
+
+
+class Net(nn.Module):
+    """A tall, a wide and a convolutional weight, and a square one unless the chart refuses it."""
+
+    def __init__(self, via: str, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.tall = stiefel.orthogonal(nn.Linear(4, 6, dtype=dtype), via=via)
+        self.wide = stiefel.orthogonal(nn.Linear(6, 4, dtype=dtype), via=via)
+        self.conv = stiefel.orthogonal(nn.Conv1d(2, 3, 5, dtype=dtype), via=via)
+        self.square = nn.Linear(4, 4, dtype=dtype)
+        if via != "tcwy":
+            stiefel.orthogonal(self.square, via=via)
+
+    def forward(self, x):
+        y = self.square(self.wide(self.tall(x)))
+        return y.sum() + self.conv(torch.ones(1, 2, 6, dtype=x.dtype, device=x.device)).sum()
+
+
+def weights(model):
+    return [getattr(c.module, c.name).detach().clone() for c in stiefel.constraints(model)]
+
+
+def assert_constrained(model):
+    found = list(stiefel.constraints(model))
+    assert len(found) == len(Net(found[0].via)._modules) - (found[0].via == "tcwy")
+    for c in found:
+        c.check()
+        assert isinstance(c.leaves[0], stiefel.ManifoldParameter) == c.is_riemannian
+        point = c.point
+        bound = stiefel.tolerance(point.dtype, *point.shape[-2:])
+        assert stiefel.geometry.orthonormality_residual(point).max() < bound
+
+
+@contextlib.contextmanager
+def future_flag(name):
+    setter = getattr(torch.__future__, f"set_{name}")
+    setter(True)
+    try:
+        yield
+    finally:
+        setter(False)
+
+
+@pytest.fixture(params=VIAS)
+def via(request):
+    return request.param
+
+
+def test_state_dict_keys(via):
+    layer = stiefel.orthogonal(nn.Linear(4, 6), via=via)
+    assert list(layer.state_dict()) == ["bias", "parametrizations.weight.original"]
+    square = stiefel.orthogonal(nn.Linear(4, 4), via="cwy")
+    assert set(square.state_dict()) == {
+        "bias",
+        "parametrizations.weight.original",
+        "parametrizations.weight.0.flip",
+    }
+    unitary = stiefel.orthogonal(nn.Linear(4, 4, dtype=torch.complex64), via="cwy")
+    assert {"parametrizations.weight.original0", "parametrizations.weight.original1"} <= set(
+        unitary.state_dict()
+    )
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_dict_round_trip(via, assign):
+    source, target = Net(via), Net(via)
+    buffer = io.BytesIO()
+    torch.save(source.state_dict(), buffer)
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+    target.load_state_dict(state, assign=assign)
+    assert_constrained(target)
+    for a, b in zip(weights(source), weights(target), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("target", ["cwy", "rgd-c-c"])
+def test_a_checkpoint_of_another_chart_is_refused_with_the_remedy(target):
+    source = "rgd-c-c" if target == "cwy" else "cwy"
+    other, model = Net(source), Net(target)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match=r"holds coordinates of chart.*stiefel\.convert"):
+        model.load_state_dict(other.state_dict(), strict=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+    chart = {"rgd-c-c": "riemannian", "cwy": "cwy"}[source]
+    stiefel.convert(model, via=chart)
+    model.load_state_dict(other.state_dict())
+    stiefel.convert(model, via=target)
+    for a, b in zip(weights(other), weights(model), strict=True):
+        assert (a - b).abs().max() < 1e-6
+
+
+def test_an_off_manifold_checkpoint_is_refused_before_anything_is_copied():
+    model = Net("rgd-c-c")
+    before = weights(model)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    state["tall.parametrizations.weight.original"] *= 1.01
+    with pytest.raises(RuntimeError, match=r"off the manifold.*2\.01e-02.*polar_factor"):
+        model.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+
+
+def test_a_rounded_checkpoint_is_polished():
+    model = Net("rgd-c-c", torch.float64)
+    rounded = {k: v.float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    model.load_state_dict(rounded)
+    assert_constrained(model)
+
+
+def test_to_meta_and_back(via):
+    model = Net(via)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    expected = weights(model)
+    model.to("meta")
+    model.to_empty(device="cpu")
+    model.load_state_dict(state)
+    assert_constrained(model)
+    assert all(torch.equal(a, b) for a, b in zip(expected, weights(model), strict=True))
+
+
+def test_made_on_meta_then_loaded_with_assign(via):
+    source = Net(via)
+    with torch.device("meta"):
+        model = Net(via)
+    model.load_state_dict(source.state_dict(), assign=True)
+    assert_constrained(model)
+    assert all(torch.equal(a, b) for a, b in zip(weights(source), weights(model), strict=True))
+
+
+@pytest.mark.parametrize(
+    "flag", ["overwrite_module_params_on_conversion", "swap_module_params_on_conversion"]
+)
+def test_conversion_flags(via, flag):
+    model = Net(via)
+    expected = weights(model)
+    with future_flag(flag):
+        model.double()
+        assert_constrained(model)
+        model.load_state_dict(model.state_dict())
+        assert_constrained(model)
+    for a, b in zip(expected, weights(model), strict=True):
+        assert (a - b).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_to_dtype(via, dtype):
+    model = Net(via).to(dtype)
+    assert all(w.dtype == dtype for w in weights(model))
+    assert_constrained(model)
+    model.to(torch.float64)
+    assert_constrained(model)
+
+
+def test_deepcopy_is_independent(via):
+    model = Net(via)
+    twin = copy.deepcopy(model)
+    assert_constrained(twin)
+    expected = weights(model)
+    for c in stiefel.constraints(twin):
+        c.assign(stiefel.geometry.haar(*c.point.shape[-2:]))
+    assert all(torch.equal(a, b) for a, b in zip(expected, weights(model), strict=True))
+    assert not torch.equal(weights(twin)[0], expected[0])
+
+
+@pytest.mark.parametrize("mode", ["autocast", "medium"])
+def test_reduced_precision_never_reaches_a_weight(via, mode):
+    model = Net(via)
+    expected = weights(model)
+    if mode == "autocast":
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = weights(model)
+    else:
+        torch.set_float32_matmul_precision("medium")
+        try:
+            got = weights(model)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert got[0].dtype == torch.float32
+
+
+def test_functional_call_and_grad(via, device):
+    model = Net(via, torch.float64).to(device)
+    x = torch.randn(3, 4, dtype=torch.float64, device=device)
+    parameters = {k: v.detach() for k, v in model.named_parameters()}
+
+    def loss(p):
+        return torch.func.functional_call(model, p, (x,)).square().sum()
+
+    got = torch.func.grad(loss)(parameters)
+    loss_now = model(x).square().sum()
+    wanted = torch.autograd.grad(loss_now, list(model.parameters()))
+    for (key, _), g in zip(model.named_parameters(), wanted, strict=True):
+        assert (got[key] - g).abs().max() < 1e-10, key
+
+
+def test_vmap_over_an_ensemble(via, device):
+    models = [Net(via, torch.float64).to(device) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(models)  # pyright: ignore
+    x = torch.randn(2, 4, dtype=torch.float64, device=device)
+
+    def run(p, b):
+        return torch.func.functional_call(models[0], (p, b), (x,))
+
+    together = torch.func.vmap(run)(parameters, buffers)
+    alone = torch.stack([m(x) for m in models])
+    assert (together - alone).abs().max() < 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compile_fullgraph(via, device):
+    model = Net(via).to(device)
+    x = torch.randn(3, 4, device=device)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = model(x)
+    got = compiled(x)
+    assert (got - expected).abs() < 1e-5
+    leaves = list(model.parameters())
+    for a, b in zip(
+        torch.autograd.grad(got, leaves), torch.autograd.grad(expected, leaves), strict=True
+    ):
+        assert (a - b).abs().max() < 1e-4
+
+
+def test_export(via):
+    model = Net(via)
+    x = torch.randn(3, 4)
+    program = torch.export.export(model, (x,))
+    assert (program.module()(x) - model(x)).abs() < 1e-5
+
+
+@pytest.mark.parametrize("via", ["cwy", "tcwy"])
+def test_second_derivative_is_refused_clearly(via):
+    layer = stiefel.orthogonal(nn.Linear(3, 5, dtype=torch.float64), via=via)
+    (leaf,) = next(stiefel.constraints(layer)).leaves
+    (g,) = torch.autograd.grad(layer.weight.square().sin().sum(), leaf, create_graph=True)
+    with pytest.raises(DoubleBackwardError):
+        g.square().sum().backward()
+
+
+def _ddp_worker(rank, path, via, queue):
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(Net(via))
+    torch.manual_seed(rank + 1)
+    optimizer = stiefel.optim.build(model, lr=1e-2, lr_orthogonal=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 4)).backward()
+        optimizer.step()
+    total = torch.stack([w.double().sum() for w in weights(model)])
+    gathered = [torch.zeros_like(total) for _ in range(2)]
+    dist.all_gather(gathered, total)
+    if rank == 0:
+        queue.put(bool(torch.equal(*gathered)))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("via", ["cwy", "rgd-c-c"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ddp_on_two_gloo_processes(via, tmp_path):
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    torch.multiprocessing.spawn(_ddp_worker, (str(tmp_path / "store"), via, queue), nprocs=2)
+    assert queue.get() is True
