@@ -2,7 +2,6 @@
 from typing import Any, Self
 
 import torch
-
 from geoopt import manifolds as manifolds
 from geoopt.manifolds import Manifold
 
