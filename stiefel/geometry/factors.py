@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from stiefel.errors import DoubleBackwardError
 from stiefel.geometry.guard import guarded
+from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.tangent import skew
+from stiefel.numerics import real_dtype
 
 __all__ = ["cholesky_qr_factor", "polar_factor", "qr_factor"]
 
@@ -43,9 +42,9 @@ def cholesky_qr_factor(Z: Tensor) -> Tensor:
     ``R^H R = Z^H Z + s I, Z <- Z R^-1``, twice, with a shift s of a few rounding errors of
     ``|Z|^2`` the first time, so that the factorisation exists for every Z of numerical full rank
     (Fukaya et al., SIAM J. Sci. Comput. 42 (2020)); the second pass, on a well-conditioned matrix,
-    has none, for it would be left in the result. It is made of products and small triangular solves, so it is
-    batched where QR is not; the condition number of Z must stay below about ``eps^(-1/2)`` for
-    full accuracy.
+    has none, for it would be left in the result. It is made of products and small triangular
+    solves, so it is batched where QR is not; the condition number of Z must stay below about
+    ``eps^(-1/2)`` for full accuracy.
 
     Args:
         Z: Matrices of full column rank, shape ``(..., n, p)``, n >= p.
@@ -66,66 +65,36 @@ def cholesky_qr_factor(Z: Tensor) -> Tensor:
     return Z
 
 
-class _Polar(torch.autograd.Function):
-    """Polar factor W of Z = W P with the closed-form derivative, finite at repeated values.
-
-    dW = W Omega + (I - W W^H) dZ P^-1, where P Omega + Omega P = 2 skew(W^H dZ).
-    """
-
-    generate_vmap_rule = False
-
-    @staticmethod
-    def forward(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        left, values, right = torch.linalg.svd(Z, full_matrices=False)
-        return left @ right, values, right
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*output)
-        ctx.mark_non_differentiable(*output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return _PolarBackward.apply(grads[0], *ctx.saved_tensors)  # pyright: ignore
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None], Z: Tensor) -> tuple[Any, Any]:
-        return _Polar.apply(Z.movedim(in_dims[0] or 0, 0)), (0, 0, 0)
+def _polar_fake(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    p = Z.shape[-1]
+    values = Z.new_empty(*Z.shape[:-2], p, dtype=real_dtype(Z.dtype))
+    return Z.new_empty(Z.shape), values, Z.new_empty(*Z.shape[:-2], p, p)
 
 
-class _PolarBackward(torch.autograd.Function):
-    """Z-bar = 2 W F + (I - W W^H) W-bar P^-1 with P F + F P = skew(W^H W-bar)."""
+@kernel_op("polar_factor", "(Tensor Z) -> (Tensor, Tensor, Tensor)", fake=_polar_fake)
+def _polar(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """W = U V^H of Z = U diag(s) V^H, then s and V^H for the backward pass."""
+    U, s, Vh = torch.linalg.svd(Z, full_matrices=False)
+    return U @ Vh, s.contiguous(), Vh.contiguous()
 
-    @staticmethod
-    def forward(grad: Tensor, W: Tensor, values: Tensor, right: Tensor) -> Tensor:
-        # P = V diag(values) V^H with V = right^H: work in the basis V.
-        tiny = torch.finfo(values.dtype).tiny
-        E = right @ (W.mH @ grad) @ right.mH
-        sums = values.unsqueeze(-1) + values.unsqueeze(-2)
-        F = skew(E) / sums.clamp_min(tiny)
-        tangent = 2 * W @ (right.mH @ F @ right)
-        outside = grad - W @ (W.mH @ grad)
-        scaled = (outside @ right.mH) / values.clamp_min(tiny).unsqueeze(-2)
-        return tangent + scaled @ right
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        pass
+@kernel_op(
+    "polar_factor_backward",
+    "(Tensor grad, Tensor W, Tensor s, Tensor Vh, Tensor Z) -> Tensor[]",
+    fake=lambda grad, W, s, Vh, Z: [Z.new_empty(Z.shape)],
+)
+def _polar_backward(grad: Tensor, W: Tensor, s: Tensor, Vh: Tensor, Z: Tensor) -> list[Tensor]:
+    """dZ = 2 W F + (I - W W^H) G P^-1 with P F + F P = skew(W^H G), P = V diag(s) V^H."""
+    tiny = torch.finfo(s.dtype).tiny
+    E = Vh @ (W.mH @ grad) @ Vh.mH
+    F = skew(E) / (s.unsqueeze(-1) + s.unsqueeze(-2)).clamp_min(tiny)
+    outside = (grad - W @ (W.mH @ grad)) @ Vh.mH / s.clamp_min(tiny).unsqueeze(-2)
+    return [2 * W @ (Vh.mH @ F @ Vh) + outside @ Vh]
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        raise DoubleBackwardError(
-            "polar_factor has a first derivative only; for second derivatives compute the factor "
-            "with torch.linalg.svd, whose derivative is finite at distinct singular values"
-        )
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Tensor, int]:
-        moved = [
-            a.expand(info.batch_size, *a.shape) if d is None else a.movedim(d, 0)
-            for a, d in zip(args, in_dims, strict=True)
-        ]
-        return _PolarBackward.apply(*moved), 0  # pyright: ignore
+_polar_factor = differentiable(
+    _polar, _polar_backward, name="polar_factor", inputs=1, keep_result=True
+)
 
 
 @guarded
@@ -134,7 +103,8 @@ def polar_factor(Z: Tensor) -> Tensor:
 
     ``Z = W P`` with P positive semidefinite; W is computed from the singular value decomposition,
     its derivative in closed form, so that it is finite at repeated singular values (every
-    orthonormal Z has them).
+    orthonormal Z has them): ``dW = W Omega + (I - W W^H) dZ P^-1`` where
+    ``P Omega + Omega P = 2 skew(W^H dZ)``.
 
     Args:
         Z: Matrices of full column rank, shape ``(..., n, p)``, n >= p.
@@ -146,4 +116,4 @@ def polar_factor(Z: Tensor) -> Tensor:
         ShapeError: If n < p.
         DoubleBackwardError: In a second derivative.
     """
-    return _Polar.apply(Z)[0]  # pyright: ignore
+    return _polar_factor(Z)

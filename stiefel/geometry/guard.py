@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-import torch
 from torch import Tensor
 
 from stiefel.errors import DtypeError, ShapeError
@@ -14,8 +13,7 @@ from stiefel.numerics import compute_dtype, full_precision
 
 __all__ = ["check_point_shape", "guarded"]
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Tensor])
 
 
 def check_point_shape(X: Tensor, what: str = "a point") -> None:
@@ -30,7 +28,8 @@ def check_point_shape(X: Tensor, what: str = "a point") -> None:
     """
     if X.ndim < 2:
         raise ShapeError(
-            f"expected {what} of shape (..., n, p), got {tuple(X.shape)}: add the missing dimensions"
+            f"expected {what} of shape (..., n, p), got {tuple(X.shape)}: add the missing "
+            "dimensions"
         )
     n, p = X.shape[-2:]
     if n < p:
@@ -49,9 +48,7 @@ def _check_same_kind(X: Tensor, other: Tensor) -> None:
         )
 
 
-def guarded(
-    function: Callable[Concatenate[Tensor, _P], _R],
-) -> Callable[Concatenate[Tensor, _P], _R]:
+def guarded(function: _F) -> _F:
     """Decorates a map ``f(X, *tensors, **options)`` on points ``(..., n, p)``.
 
     Checks shape, dtype and device, lifts 16-bit tensors to float32 and casts the result back,
@@ -59,24 +56,17 @@ def guarded(
     """
 
     @functools.wraps(function)
-    def wrapper(X: Tensor, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def wrapper(X: Tensor, /, *args: Any, **kwargs: Any) -> Any:
         check_point_shape(X)
         for other in (*args, *kwargs.values()):
             if isinstance(other, Tensor):
                 _check_same_kind(X, other)
         given, working = X.dtype, compute_dtype(X.dtype)
-
-        def lift(value):
-            return value.to(working) if isinstance(value, Tensor) else value
-
         with full_precision():
             if given == working:
                 return function(X, *args, **kwargs)
-            result = function(
-                X.to(working), *map(lift, args), **{k: lift(v) for k, v in kwargs.items()}
-            )
-        if isinstance(result, Tensor) and result.dtype in (working, torch.float32):
-            return result.to(given)
-        return result
+            lifted = [a.to(working) if isinstance(a, Tensor) else a for a in args]
+            named = {k: v.to(working) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+            return function(X.to(working), *lifted, **named).to(given)
 
-    return wrapper
+    return cast(_F, wrapper)

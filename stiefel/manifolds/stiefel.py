@@ -180,8 +180,9 @@ class Stiefel(Manifold):
             **kwargs: Further options of `stiefel.geometry.haar`, such as ``determinant=``.
         """
         shape = self._shape(size)
+        n, p = shape[-2:]
         X = geometry.haar(
-            *shape[-2:], shape[:-2], dtype=dtype, device=device, generator=generator, **kwargs
+            n, p, shape[:-2], dtype=dtype, device=device, generator=generator, **kwargs
         )
         return ManifoldTensor(X, manifold=self)
 
