@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -33,9 +34,10 @@ def _initializer(init: str | Initializer) -> Initializer:
     return _INITIALIZERS[init]
 
 
-def _call(initializer: Initializer, tensor: Tensor, **keywords: Any) -> None:
-    """Calls an initialiser with those of ``generator=`` and ``determinant=`` that are given."""
-    given = {name: value for name, value in keywords.items() if value is not None}
+def _call(initializer: Initializer, tensor: Tensor, **offered: Any) -> None:
+    """Calls an initialiser with those of ``generator=`` and ``determinant=`` that it knows."""
+    known = inspect.signature(initializer).parameters
+    given = {name: value for name, value in offered.items() if value is not None and name in known}
     with torch.no_grad():
         result = initializer(tensor, **given)
         if isinstance(result, Tensor) and result is not tensor:
