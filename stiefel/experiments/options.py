@@ -11,7 +11,7 @@ from stiefel.experiments.methods import check_reflections, method
 from stiefel.experiments.recipes import RECIPES
 from stiefel.experiments.tasks import TASKS, Copying, Task
 
-__all__ = ["PRECISIONS", "TrainOptions", "make_task", "resolve"]
+__all__ = ["PRECISIONS", "TrainOptions", "check_names", "make_task", "resolve"]
 
 #: Accepted precisions, and what Lightning calls them.
 PRECISIONS = {
@@ -87,16 +87,30 @@ class TrainOptions:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def check_names(options: TrainOptions) -> None:
+    """Refuses a task, method, or precision that does not exist, before anything is loaded.
+
+    Raises:
+        UnknownNameError: The message lists the names that do.
+    """
+    method(options.method)
+    for kind, got, valid in (
+        ("task", options.task, TASKS),
+        ("precision", options.precision, PRECISIONS),
+    ):
+        if got not in valid:
+            raise unknown(kind, got, valid)
+
+
 def make_task(options: TrainOptions) -> Task:
     """Makes the task of `options`.
 
     Raises:
-        UnknownNameError: If there is no such task or layout.
+        UnknownNameError: If there is no such task, layout, method or precision.
         ConfigurationError: If an option belongs to another task, or is out of range.
         DataError: If a data file is missing or wrong.
     """
-    if options.task not in TASKS:
-        raise unknown("task", options.task, TASKS)
+    check_names(options)
     generated = {
         name: value
         for name in ("delay", "layout", "evaluation_sequences")
@@ -122,12 +136,9 @@ def resolve(options: TrainOptions, task: Task) -> TrainOptions:
         Options with sizes, rates and the number of iterations set.
 
     Raises:
-        UnknownNameError: If there is no such method or precision.
         ConfigurationError: If options do not go together or are out of range.
     """
     chosen, recipe = method(options.method), RECIPES[options.task]
-    if options.precision not in PRECISIONS:
-        raise unknown("precision", options.precision, PRECISIONS)
     hidden = _positive("--hidden", _default(options.hidden, recipe.hidden))
     batch_size = _positive("--batch-size", _default(options.batch_size, recipe.batch_size))
     check_reflections(chosen, options.reflections, hidden)

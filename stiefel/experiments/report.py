@@ -1,0 +1,75 @@
+"""What a run leaves to look at: the table, the summary, and the picture of its loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from stiefel.experiments.folder import atomic_path
+from stiefel.experiments.logs import read_metrics
+
+__all__ = ["SUMMARY_KEYS", "plot_loss", "print_table"]
+
+#: The keys of ``summary.json`` that the table shows.
+SUMMARY_KEYS = ("loss", "baseline", "accuracy", "orthogonality_error", "seconds")
+
+_SMALLEST = 1e-9  # what a logarithmic axis shows for a zero
+
+
+def print_table(console: Console, summary: dict[str, Any]) -> None:
+    """Prints loss, baseline, accuracy, orthogonality error and seconds."""
+    share = summary["loss"] / summary["baseline"]
+    times = f"{share:.2%} of" if share < 10 else f"{share:.3g} times"
+    title = f"{summary['task']}, {summary['method']}: loss is {times} the baseline"
+    table = Table(title=title, title_justify="left")
+    cells = {
+        "loss": f"{summary['loss']:.4g}",
+        "baseline": f"{summary['baseline']:.4g}",
+        "accuracy": f"{summary['accuracy']:.2%}",
+        "orthogonality error": f"{summary['orthogonality_error']:.1e}",
+        "seconds": f"{summary['seconds']:.1f}",
+    }
+    for heading in cells:
+        table.add_column(heading, justify="right")
+    table.add_row(*cells.values())
+    console.print(table)
+
+
+def plot_loss(metrics: Path, plot: Path, *, baseline: float, title: str) -> None:
+    """Draws loss against the baseline, with the orthogonality error on a second axis.
+
+    Args:
+        metrics: The ``metrics.csv`` of the run.
+        plot: The PNG to write.
+        baseline: The task's loss without memory.
+        title: Above the picture.
+    """
+    rows = read_metrics(metrics)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    left = figure.subplots()
+    right = left.twinx()
+    loss = _column(rows, "loss")
+    left.plot(*loss, color="C0", linewidth=1, label="training loss")
+    left.plot(*_column(rows, "evaluation_loss"), "o", color="C1", label="evaluation loss")
+    left.axhline(baseline, color="black", linestyle="--", label=f"baseline {baseline:.4g}")
+    error = _column(rows, "orthogonality_error")
+    right.plot(*error, color="C2", linewidth=1, linestyle=":", label="orthogonality error")
+    for axis in (left, right):
+        axis.set_yscale("log")
+    left.set_xlabel("training step")
+    left.set_ylabel("cross-entropy, nats")
+    right.set_ylabel("orthogonality error, max |X^T X - I|")
+    left.set_title(title)
+    lines = [line for axis in (left, right) for line in axis.get_lines()]
+    left.legend(lines, [str(line.get_label()) for line in lines], loc="best", fontsize="small")
+    with atomic_path(plot) as path:
+        figure.savefig(path, format="png", dpi=120)
+
+
+def _column(rows: list[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
+    found = [(row["step"], max(row[name], _SMALLEST)) for row in rows if name in row]
+    return [step for step, _ in found], [value for _, value in found]

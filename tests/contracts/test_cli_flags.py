@@ -1,0 +1,52 @@
+"""The flags, keys and files that scripts rely on keep their names."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from stiefel.cli import main
+from stiefel.experiments.methods import METHODS
+from stiefel.experiments.tasks import TASKS
+
+FLAGS = [
+    *("--method", "--delay", "--hidden", "--reflections", "--iterations", "--epochs"),
+    *("--batch-size", "--lr", "--lr-orthogonal", "--seed", "--output", "--resume", "--data-dir"),
+    *("--devices", "--precision", "--config", "--print_config"),
+]
+SUMMARY = {"loss", "baseline", "accuracy", "orthogonality_error", "seconds"}
+
+
+@pytest.fixture(scope="module")
+def help_text() -> str:
+    import contextlib
+    import io
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), pytest.raises(SystemExit) as ended:
+        main(["train", "--help"])
+    assert ended.value.code == 0
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_flag_is_there_and_explained(help_text: str, flag: str) -> None:
+    assert re.search(rf"^  {flag}\b[^\n]*(\n\s+|  )\w", help_text, re.MULTILINE), flag
+
+
+@pytest.mark.parametrize("name", [*METHODS, *TASKS])
+def test_help_names_every_method_and_task(help_text: str, name: str) -> None:
+    assert re.search(rf"(^|\s){re.escape(name)}(,|\s|$)", help_text)
+
+
+def test_methods_and_tasks() -> None:
+    rgd = ["rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr"]
+    assert list(METHODS) == ["cwy", *rgd, "unconstrained", "frozen"]
+    assert list(TASKS) == ["copying", "smnist", "pmnist"]
+
+
+def test_summary_keys() -> None:
+    from stiefel.experiments.report import SUMMARY_KEYS
+
+    assert set(SUMMARY_KEYS) == SUMMARY
