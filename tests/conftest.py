@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,13 @@ def _seeded() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - libraries under test may use the global generator
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """Forgets what earlier tests compiled: torch counts recompilations, and refuses after eight."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _global_state() -> dict[str, object]:
