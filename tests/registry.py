@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from stiefel import geometry
 from stiefel.manifolds import Stiefel
+from stiefel.optim import RGD
+from stiefel.parametrizations import CHARTS as CHARTS_BY_NAME
+from stiefel.parametrizations import Parametrization
 
 # ---------------------------------------------------------------------------------- sizes
 #: (batch, n, p): square, tall, p = 1, n = 1, batched.
@@ -53,4 +57,67 @@ RETRACTIONS = [
 # ------------------------------------------------------------------------------ manifolds
 MANIFOLDS = [
     Stiefel(inner, retraction) for inner in METRICS for retraction in [*geometry.RETRACTIONS, "exp"]
+]
+
+# --------------------------------------------------------------------------------- charts
+TALL = [shape for shape in SHAPES if shape[1] > shape[2]]
+#: Shapes where two reflections are few (the operator is not dense), four are neither few nor all.
+FEW = [((), 7, 7), ((2,), 5, 5), ((), 7, 3)]
+
+
+@dataclass(frozen=True)
+class ChartCase:
+    """A chart with its options, and the shapes and dtypes that it claims.
+
+    ``onto``: every matrix of the right determinant is reached, not products of few factors only.
+    """
+
+    name: str
+    shapes: list[tuple[tuple[int, ...], int, int]]
+    options: dict[str, Any] = field(default_factory=dict)
+    dtypes: list[torch.dtype] = field(default_factory=lambda: DTYPES)
+    onto: bool = True
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *(f"{key}{value}" for key, value in self.options.items())])
+
+    def make(self, shape: tuple[tuple[int, ...], int, int]) -> Parametrization:
+        """The chart for one (batch, n, p)."""
+        batch, n, p = shape
+        return CHARTS_BY_NAME[self.name](n, p, batch=batch, **self.options)
+
+
+CHARTS = [
+    ChartCase("cwy", SHAPES),
+    ChartCase("cwy", FEW, {"reflections": 2}, onto=False),
+    ChartCase("cwy", FEW, {"reflections": 4}, onto=False),
+    ChartCase("tcwy", [*TALL, ((), 9, 3)]),
+]
+
+# ----------------------------------------------------------------------------- optimizers
+#: The paper's RGD-C-C, RGD-C-QR, RGD-E-C and RGD-E-QR.
+RGD_MANIFOLDS = [Stiefel(inner, retraction) for inner in METRICS for retraction in ("cayley", "qr")]
+
+
+@dataclass(frozen=True)
+class OptimizerCase:
+    """A Riemannian optimizer with options, and the manifolds on which they make sense."""
+
+    name: str
+    kind: type[torch.optim.Optimizer]
+    options: dict[str, Any]
+    manifolds: list[Stiefel]
+
+
+_CAYLEY_MANIFOLDS = [manifold for manifold in MANIFOLDS if manifold.retraction == "cayley"]
+OPTIMIZERS = [
+    OptimizerCase("rgd", RGD, {}, MANIFOLDS),
+    OptimizerCase("rgd-momentum", RGD, {"momentum": 0.9}, RGD_MANIFOLDS),
+    OptimizerCase("rgd-nesterov", RGD, {"momentum": 0.9, "nesterov": True}, RGD_MANIFOLDS),
+    OptimizerCase(
+        "rgd-cayley-transport",
+        RGD,
+        {"momentum": 0.9, "dampening": 0.1, "transport": "cayley"},
+        _CAYLEY_MANIFOLDS,
+    ),
 ]

@@ -263,7 +263,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
                         ordinary.append(leaf)
                 elif leaf.grad is not None:
                     sizes = leaf.shape[leaf.ndim - point_ndim(manifold) :]
-                    fresh = bool(names) and names[0] not in self.state[leaf]
+                    fresh = bool(names) and names[0] not in self.state.get(leaf, {})
                     key = (manifold, sizes, leaf.dtype, leaf.device, fresh)
                     kinds.setdefault(key, []).append(leaf)
             batches += [self._batch(k[0], group, v, names, k[-1]) for k, v in kinds.items()]

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefel.errors import ConfigurationError, LostManifoldError
+from stiefel.errors import ConfigurationError
 from stiefel.optim.base import Plan, RiemannianOptimizer, manifold_of
+from stiefel.optim.census import Census
 from stiefel.optim.checks import all_finite, non_finite_error
 from stiefel.optim.euclidean import untouched_where_non_finite
-from stiefel.parameter import attach, constraints
+from stiefel.parameter import attach
 
 __all__ = ["CombinedOptimizer"]
 
@@ -71,7 +72,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
             groups = [g for g in self.param_groups if (g["role"] == "manifold") == manifold]
             part.__setstate__({"state": self.state, "param_groups": groups})
         self._ready = True
-        self._slots: list[tuple[nn.Module, str, Tensor, bool]] = []
+        self._census: Census | None = getattr(self, "_census", None)
         self._schedules: set[int] = getattr(self, "_schedules", set())
         self._surveyed = False
 
@@ -164,44 +165,10 @@ class CombinedOptimizer(torch.optim.Optimizer):
             ConfigurationError: If a trainable leaf of a constraint is missing, or in the wrong
                 group.
         """
-        changed = not self._surveyed or any(
-            module._parameters.get(name) is not leaf or (on_manifold and manifold_of(leaf) is None)
-            for module, name, leaf, on_manifold in self._slots
-        )
-        if changed:
-            self._survey()
-
-    def _survey(self) -> None:
-        places = {id(module): path for path, module in self.model.named_modules()}
-        for module, name, _, on_manifold in self._slots:
-            now = module._parameters.get(name)
-            if on_manifold and id(module) in places and now is not None and not manifold_of(now):
-                path = ".".join(filter(None, (places[id(module)], name)))
-                raise LostManifoldError(
-                    f"{path} was on a manifold when the optimizer was made and is an ordinary "
-                    "parameter now: .to('meta'), load_state_dict(assign=True) or a conversion flag "
-                    "replaced it. Weights made by stiefel.orthogonal survive all of these; wrap "
-                    "the new value in a ManifoldParameter and build the optimizer again"
-                )
+        if self._census is not None and self._surveyed and self._census.settled():
+            return
         roles = {id(p): group["role"] for group in self.param_groups for p in group["params"]}
-        for constraint in constraints(self.model):
-            constraint.check()
-            role = "manifold" if constraint.is_riemannian else "chart"
-            for leaf in constraint.leaves:
-                got = roles.get(id(leaf))
-                if got != role and (got is not None or leaf.requires_grad):
-                    raise ConfigurationError(
-                        f"expected the leaves of {constraint.path or constraint.name} in a group "
-                        f"{role!r}, got {'no group' if got is None else repr(got)}: the weight was "
-                        "constrained, converted or replaced after the optimizer was made. Build it "
-                        "afterwards, or pass optimizer= to stiefel.convert"
-                    )
-        self._slots = [
-            (module, name, leaf, manifold_of(leaf) is not None)
-            for module in self.model.modules()
-            for name, leaf in module._parameters.items()
-            if leaf is not None and roles.get(id(leaf), "free") != "free"
-        ]
+        self._census = Census(self.model, roles, self._census)
         self._keep_schedules()
         self._surveyed = True
 

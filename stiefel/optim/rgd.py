@@ -62,7 +62,7 @@ class RGD(RiemannianOptimizer):
         ...     optimizer.zero_grad()
         ...     (X.mT @ C @ X).trace().backward()
         ...     optimizer.step()
-        >>> round(float((X.mT @ C @ X).trace()), 3)  # the two smallest eigenvalues, 1 + 2
+        >>> round((X.mT @ C @ X).trace().item(), 3)  # the two smallest eigenvalues, 1 + 2
         3.0
     """
 

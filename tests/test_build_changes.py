@@ -1,0 +1,241 @@
+"""`stiefel.optim.build` when something goes wrong, and when the model changes."""
+
+from __future__ import annotations
+
+import copy
+
+import geoopt
+import pytest
+import torch
+from torch import nn
+
+import stiefel
+from stiefel import geometry
+from stiefel.errors import ConfigurationError, LostManifoldError, NonFiniteError, UnknownNameError
+from stiefel.optim import RGD, build
+from tests.mixed_model import Model, equal, group, residuals, train
+
+
+# ------------------------------------------------------------------------------ going wrong
+@pytest.mark.parametrize("where", ["head.weight", "bare", "layers.0.parametrizations"])
+def test_a_non_finite_gradient_changes_nothing(where, device):
+    model = Model(device)
+    optimizer = build(model, lr=0.05, riemannian_options={"momentum": 0.9})
+    train(model, optimizer)
+    before, state = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
+    name, victim = next(x for x in model.named_parameters() if x[0].startswith(where))
+    victim.grad[(0,) * victim.ndim] = float("nan")
+    with pytest.raises(NonFiniteError, match=name):
+        optimizer.step()
+    assert equal(model, before)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == state["param_groups"]
+    for key, entries in state["state"].items():
+        for label, value in entries.items():
+            assert torch.equal(after["state"][key][label], value)
+
+
+@pytest.mark.parametrize("riemannian", [RGD, geoopt.optim.RiemannianAdam])
+@pytest.mark.parametrize("where", ["head.weight", "bare", "layers.0.parametrizations"])
+def test_skip_nonfinite_skips_one_parameter(where, riemannian, device):
+    model = Model(device)
+    optimizer = build(model, lr=0.05, skip_nonfinite=True, riemannian=riemannian)
+    train(model, optimizer)
+    before = {k: v.detach().clone() for k, v in model.named_parameters()}
+    states = copy.deepcopy({k: optimizer.state[v] for k, v in model.named_parameters()})
+    name, victim = next(x for x in model.named_parameters() if x[0].startswith(where))
+    victim.grad[(0,) * victim.ndim] = float("inf")
+    optimizer.step()
+    for key, value in model.named_parameters():
+        assert torch.isfinite(value).all()
+        assert torch.equal(value, before[key]) == (key == name)
+    for label, value in states[name].items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(optimizer.state[victim][label], value)
+
+
+def _to_meta(model):
+    return model.to("meta")
+
+
+def _overwritten(model):
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        return model.double()
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+def _swapped(model):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return model.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def _assigned(model):
+    state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+@pytest.mark.parametrize("lose", [_to_meta, _overwritten, _swapped, _assigned])
+@pytest.mark.parametrize("riemannian", [RGD, geoopt.optim.RiemannianSGD])
+def test_a_bare_point_that_lost_its_manifold_is_noticed(lose, riemannian, device):
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Module()
+            self.inner.point = geoopt.ManifoldParameter(
+                geometry.haar(5, 2, device=device), manifold=geoopt.EuclideanStiefel()
+            )
+
+    model = Bare()
+    optimizer = build(model, lr=0.1, riemannian=riemannian)
+    lose(model)
+    if getattr(model.inner.point, "manifold", None) is None:
+        with pytest.raises(LostManifoldError, match=r"inner\.point|ordinary parameter now"):
+            optimizer.step()
+    else:  # torch kept the object
+        assert lose is not _assigned
+
+
+@pytest.mark.parametrize("lose", [_overwritten, _swapped, _assigned])
+def test_weights_made_by_the_door_survive_or_ask_for_a_new_optimizer(lose, device):
+    layer = stiefel.orthogonal(nn.Linear(5, 5, device=device), via="rgd-c-c")
+    optimizer = build(layer, lr=0.1)
+    leaf = layer.parametrizations.weight.original
+    lose(layer)
+    if layer.parametrizations.weight.original is leaf:
+        x = torch.ones(1, 5, device=device, dtype=layer.weight.dtype)
+        layer(x).sum().backward()
+        optimizer.step()
+        assert geometry.orthonormality_residual(layer.weight) < 1e-5
+    else:
+        with pytest.raises(ConfigurationError, match="replaced after the optimizer was made"):
+            optimizer.step()
+    build(layer, lr=0.1).step()
+
+
+def test_a_weight_changed_behind_the_optimizers_back(device):
+    def make():
+        model = nn.Sequential(nn.Linear(4, 4, device=device), nn.Linear(4, 4, device=device))
+        stiefel.orthogonal(model[0], via="cwy")
+        optimizer = build(model, lr=0.1)
+        optimizer.step()
+        return model, optimizer
+
+    model, optimizer = make()
+    stiefel.convert(model, "rgd-c-c")
+    with pytest.raises(ConfigurationError, match="optimizer="):
+        optimizer.step()
+    model, optimizer = make()
+    stiefel.release(model)
+    with pytest.raises(ConfigurationError, match="released"):
+        optimizer.step()
+    model, optimizer = make()
+    model[0] = stiefel.orthogonal(nn.Linear(4, 4, device=device), via="rgd-c-c")
+    with pytest.raises(ConfigurationError, match="replaced"):
+        optimizer.step()
+    model, optimizer = make()
+    stiefel.orthogonal(model[1], via="rgd-c-c")
+    with pytest.raises(ConfigurationError, match=r"1\.weight"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"optimizer": "lion"}, UnknownNameError, "adam, adamw, rmsprop, sgd"),
+        ({"optimizer": torch.optim.LBFGS}, ConfigurationError, "several times"),
+        ({"optimizer": torch.nn.Linear}, ConfigurationError, "class of a torch optimizer"),
+        ({"optimizer_options": {"lr": 1.0}}, ConfigurationError, "lr_orthogonal"),
+        ({"riemannian_options": {"momentum": -1}}, ConfigurationError, "momentum"),
+        ({"riemannian_options": {"beta": 1}}, TypeError, "beta"),
+        ({"lr": -1.0}, ValueError, "lr|learning rate"),
+    ],
+)
+def test_bad_options(options, error, words):
+    with pytest.raises(error, match=words):
+        build(Model(), **{"lr": 0.1, **options})
+
+
+def test_a_model_without_parameters():
+    with pytest.raises(ConfigurationError, match="none"):
+        build(nn.ReLU(), lr=0.1)
+
+
+# ------------------------------------------------------------------ conversions and schedules
+def test_conversion_exchanges_leaves_and_keeps_the_rest(device):
+    model = Model(device)
+    optimizer = build(model, lr=0.05, lr_orthogonal=0.03, lr_riemannian=0.02)
+    train(model, optimizer)
+    moment = optimizer.state[model.head.weight]["exp_avg"]
+    weights = [layer.weight.detach().clone() for layer in model.layers]
+    stiefel.convert(model, "rgd-e-c", name="layers.0.weight", optimizer=optimizer)
+    stiefel.convert(model, "cwy", name="layers.1.weight", optimizer=optimizer)
+    for layer, weight in zip(model.layers, weights, strict=True):
+        assert (layer.weight - weight).abs().max() < 1e-5
+    held = {id(p) for g in optimizer.param_groups for p in g["params"]}
+    assert held == {id(p) for p in model.parameters()}
+    assert set(map(id, optimizer.state)) <= held
+    assert optimizer.state[model.head.weight]["exp_avg"] is moment
+    chart = model.layers[1].parametrizations.weight.original
+    point = model.layers[0].parametrizations.weight.original
+    assert any(p is chart for p in group(optimizer, "chart")["params"])
+    assert any(p is point for p in group(optimizer, "manifold")["params"])
+    train(model, optimizer)
+    assert all(
+        not torch.equal(layer.weight, weight)
+        for layer, weight in zip(model.layers, weights, strict=True)
+    )
+    assert residuals(model) < 1e-5
+    everything = [c.via for c in stiefel.constraints(model)]
+    assert everything.count("cwy") == 1
+
+
+def _rebased(model):
+    """Norms of the reflection vectors of the first layer: 1 right after a rebase."""
+    V = model.layers[0].parametrizations.weight.original.detach()
+    return bool(((V.norm(dim=0) - 1).abs() < 1e-6).all())
+
+
+def test_rebase_schedules_run_and_resume_at_the_same_step(device):
+    def make():
+        model = Model(device)
+        model.layers[0].parametrizations.weight.chart.rebase_every = 3
+        with torch.no_grad():
+            model.layers[0].parametrizations.weight.original.mul_(2)
+        return model
+
+    model = make()
+    optimizer = build(model, lr=0.05)
+    pattern = []
+    for step in range(4):
+        train(model, optimizer, 1, seed=step)
+        pattern.append(_rebased(model))
+    assert pattern == [False, False, True, False]
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    resumed = make()
+    resumed.load_state_dict(saved[0])
+    other = build(resumed, lr=0.05)
+    other.load_state_dict(saved[1])
+    for step in range(4, 8):
+        train(model, optimizer, 1, seed=step)
+        train(resumed, other, 1, seed=step)
+        assert _rebased(model) == _rebased(resumed) == (step == 5)
+    assert equal(model, resumed)
+
+
+@pytest.mark.parametrize("kind", [geoopt.optim.RiemannianSGD, geoopt.optim.RiemannianAdam])
+def test_geoopts_optimizers_may_do_the_riemannian_part(kind, device):
+    model = Model(device)
+    optimizer = build(model, lr=0.05, riemannian=kind)
+    before = model.bare.detach().clone()
+    train(model, optimizer)
+    assert not torch.equal(model.bare, before)
+    assert residuals(model) < 1e-5
+    model.bare.grad[0, 0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match="bare"):
+        optimizer.step()
