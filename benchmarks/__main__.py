@@ -37,7 +37,7 @@ def run(name: str, settings: Settings) -> tuple[dict[str, Any], list[Section]]:
         The record for JSON, and the sections.
     """
     module = importlib.import_module(f"benchmarks.{name}")
-    described = report.machine(settings.device)
+    described = {**report.machine(settings.device), "clock": settings.clock}
     print(f"## {name}: {_question(name)}")
     print(", ".join(f"{key} {value}" for key, value in {**described, **report.versions()}.items()))
     torch.manual_seed(0)
@@ -61,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, three repeats")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
+    parser.add_argument(
+        "--clock",
+        default="wall",
+        choices=["wall", "process"],
+        help="process: CPU time instead of wall time, for a crowded machine; with --threads 1",
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
     return parser
 
@@ -86,11 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--repeats must be at least 1, got {options.repeats}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device")
+    if options.threads is not None:
+        if options.threads < 1:
+            parser.error(f"--threads must be at least 1, got {options.threads}")
+        torch.set_num_threads(options.threads)
+    if options.clock == "process" and (options.device == "cuda" or torch.get_num_threads() > 1):
+        parser.error("--clock process counts the CPU time of all threads: use --threads 1")
     settings = Settings(
         device=options.device,
         repeats=options.repeats or (3 if options.quick else 15),
         budget=options.budget,
         quick=options.quick,
+        clock=options.clock,
     )
     names = NAMES if options.name == "all" else (options.name,)
     records = []

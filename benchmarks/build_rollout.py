@@ -2,8 +2,8 @@
 
 A recurrent weight is built once per pass and used at every step. The table puts the time to build
 it, forward and backward, beside the time of the rollout that uses it (`OrthogonalRNN` with a plain
-weight), and gives the time of the whole pass with ``via="cwy"``. The last column divides by the
-rollout: 0.1 means that building costs a tenth of it.
+weight), and gives the time of the whole pass with ``via="cwy"``, which never forms the matrix where
+2 L < N. The last column divides by the rollout: 0.1 means that building costs a tenth of it.
 """
 
 from __future__ import annotations

@@ -62,6 +62,11 @@ def machine(device: str) -> dict[str, Any]:
     return described
 
 
+def _number(value: float) -> str:
+    """Three digits, without an exponent for large numbers."""
+    return f"{value:,.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
 def _cell(column: str, value: float | None) -> str:
     if value is None:
         return ""
@@ -69,7 +74,7 @@ def _cell(column: str, value: float | None) -> str:
         return str(int(value))
     if column == "residual":
         return f"{value:.1e}"
-    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+    return _number(value)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -103,8 +108,8 @@ def goal_lines(goals: Sequence[Verdict]) -> list[str]:
     lines = []
     for goal in goals:
         word = {True: "met", False: "NOT MET", None: f"not judged, {goal.note}"}[goal.met]
-        value = "-" if goal.value is None else f"{goal.value:.3g}"
-        lines.append(f"goal: {goal.text}: {value} (bound {goal.bound:.3g}): {word}")
+        value = "-" if goal.value is None else _number(goal.value)
+        lines.append(f"goal: {goal.text}: {value} (bound {_number(goal.bound)}): {word}")
     return lines
 
 

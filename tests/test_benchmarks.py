@@ -80,6 +80,18 @@ def test_goals_are_met_missed_or_open():
     assert all(verdict.met is None and verdict.value is not None for verdict in open_goals)
 
 
+def test_process_clock_does_not_count_waiting():
+    section = measure(study(), Settings(repeats=3, clock="process"))
+    assert number(section.rows[1], "median ms") < 15.0
+
+
+def test_process_clock_needs_one_thread(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(SystemExit) as error:
+        main(["orders", "--clock", "process"])
+    assert error.value.code == 2
+
+
 def test_goal_needs_exactly_one_bound():
     with pytest.raises(ValueError, match="either at_least or at_most"):
         Goal("none", "quick", "slow")
@@ -230,9 +242,12 @@ def test_check_fails_on_a_missed_goal(monkeypatch: pytest.MonkeyPatch):
     assert main(["orders", "--check"]) == 1
 
 
-@pytest.mark.parametrize("words", [[], ["unknown"], ["orders", "--repeats", "0"]])
-def test_bad_command_lines_exit_with_usage(words: list[str], capsys: pytest.CaptureFixture[str]):
+BAD = ["", "unknown", "orders --repeats 0", "orders --threads 0", "orders --clock hand"]
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_command_lines_exit_with_usage(words: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as error:
-        main(words)
+        main(words.split())
     assert error.value.code == 2
     assert "usage" in capsys.readouterr().err
