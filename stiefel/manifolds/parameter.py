@@ -30,7 +30,7 @@ class ManifoldParameter(GeooptManifoldParameter):
         >>> import torch, stiefel
         >>> X = stiefel.ManifoldParameter(torch.eye(4, 2))
         >>> X.manifold
-        Stiefel(inner='canonical', retraction='cayley')
+        Stiefel(inner='canonical', retraction='cayley') manifold
     """
 
     manifold: Manifold
