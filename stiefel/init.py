@@ -16,7 +16,7 @@ from stiefel.errors import ShapeError
 from stiefel.geometry import haar, with_determinant
 from stiefel.numerics import compute_dtype, real_dtype
 
-__all__ = ["cayley_", "haar_", "henaff_"]
+__all__ = ["INITIALIZERS", "cayley_", "haar_", "henaff_"]
 
 
 def _sizes(tensor: Tensor) -> tuple[tuple[int, ...], int, int]:
@@ -164,3 +164,11 @@ def cayley_(
         DtypeError: If a determinant is asked of a complex matrix.
     """
     return _block_rotations(tensor, lambda r: -torch.tan(math.pi / 4 * r), generator, determinant)
+
+
+#: Initialisers by the names that ``init=`` takes.
+INITIALIZERS: dict[str, Callable[..., Tensor]] = {
+    "haar": haar_,
+    "henaff": henaff_,
+    "cayley": cayley_,
+}

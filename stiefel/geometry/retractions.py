@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stiefel.geometry.factors import cholesky_qr_factor, polar_factor, qr_factor
 from stiefel.geometry.guard import guarded
+from stiefel.geometry.linear import inverse, solve
 from stiefel.geometry.tangent import skew, tangent_projection
 
 __all__ = [
@@ -61,10 +62,8 @@ def cayley_retraction(X: Tensor, u: Tensor) -> Tensor:
     """
     A, C, M, B = cayley_parts(X, u)
     if X.shape[-2] == X.shape[-1]:
-        return X + X @ torch.linalg.solve(M, A)  # A and M commute
-    # Many small systems: the inverse is three times faster than `solve`, equally accurate (M has a
-    # Hermitian part >= I), and reads no error flag back to the host.
-    return X + (B + X @ (A - C / 2)) @ torch.linalg.inv_ex(M).inverse
+        return X + X @ solve(M, A)  # A and M commute
+    return X + (B + X @ (A - C / 2)) @ inverse(M)  # the Hermitian part of M is at least I
 
 
 @guarded

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
+from stiefel.geometry.determinant import determinant_sign
 from stiefel.geometry.factors import qr_factor
 from stiefel.numerics import compute_dtype
 
@@ -90,6 +91,6 @@ def with_determinant(X: Tensor, determinant: int | Tensor) -> Tensor:
         raise ConfigurationError(f"expected determinant +1 or -1, got {determinant!r}")
     if X.shape[-1] == 0:
         return X
-    wrong = torch.linalg.slogdet(X.to(compute_dtype(X.dtype))).sign * determinant < 0
+    wrong = determinant_sign(X) * determinant < 0
     last = torch.where(wrong[..., None, None], -X[..., -1:, :], X[..., -1:, :])
     return torch.cat([X[..., :-1, :], last], dim=-2)

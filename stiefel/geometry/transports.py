@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from stiefel.geometry.guard import guarded
+from stiefel.geometry.linear import solve
 from stiefel.geometry.retractions import cayley_parts
 from stiefel.geometry.tangent import tangent_projection
 
@@ -43,7 +43,7 @@ def cayley_transport(X: Tensor, u: Tensor, z: Tensor) -> Tensor:
     A, C, M, B = cayley_parts(X, u)
     a = X.mH @ z
     if X.shape[-2] == X.shape[-1]:
-        return z + X @ torch.linalg.solve(M, A @ a)
+        return z + X @ solve(M, A @ a)
     b = B.mH @ z
-    beta = torch.linalg.solve(M, (A - C / 2) @ a - b)
+    beta = solve(M, (A - C / 2) @ a - b)
     return z + B @ (a + beta / 2) + X @ beta

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefel import init as initializers
 from stiefel.errors import ConfigurationError, RepresentationError, unknown
+from stiefel.init import INITIALIZERS
 from stiefel.models.rollout import rollout
 from stiefel.parameter import operator, orthogonal
 from stiefel.parameter.via import make_chart
@@ -19,19 +19,14 @@ from stiefel.parametrizations import Parametrization
 __all__ = ["Initializer", "RecurrentLayer"]
 
 Initializer = Callable[..., Any]
-_INITIALIZERS: dict[str, Initializer] = {
-    "henaff": initializers.henaff_,
-    "cayley": initializers.cayley_,
-    "haar": initializers.haar_,
-}
 
 
 def _initializer(init: str | Initializer) -> Initializer:
     if callable(init):
         return init
-    if init not in _INITIALIZERS:
-        raise unknown("init", init, _INITIALIZERS)
-    return _INITIALIZERS[init]
+    if init not in INITIALIZERS:
+        raise unknown("init", init, INITIALIZERS)
+    return INITIALIZERS[init]
 
 
 def _call(initializer: Initializer, tensor: Tensor, **offered: Any) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefel import geometry
-from stiefel import init as initializers
 from stiefel.errors import (
     ConfigurationError,
     DtypeError,
@@ -20,6 +19,7 @@ from stiefel.errors import (
     RepresentationError,
     unknown,
 )
+from stiefel.init import INITIALIZERS
 from stiefel.numerics import compute_dtype
 from stiefel.parameter.storage import (
     ConstraintList,
@@ -163,15 +163,10 @@ def _starting_coordinates(
     generator: torch.Generator | None,
 ) -> tuple[tuple[Tensor, ...], float]:
     """Coordinates of the current value, of a new one, or of the chart's own start."""
-    named = {
-        "haar": initializers.haar_,
-        "henaff": initializers.henaff_,
-        "cayley": initializers.cayley_,
-    }
     if isinstance(init, str) and init != "keep":
-        if init not in named:
-            raise unknown("init", init, [*named, "keep"])
-        init = named[init]
+        if init not in INITIALIZERS:
+            raise unknown("init", init, [*INITIALIZERS, "keep"])
+        init = INITIALIZERS[init]
     if callable(init):
         X = _initialized(init, X, determinant, generator)
     try:

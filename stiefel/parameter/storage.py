@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from stiefel import geometry
 from stiefel.errors import DtypeError, NonFiniteError, RebaseError, RepresentationError
+from stiefel.geometry.determinant import determinant_sign
 from stiefel.manifolds import GeooptManifoldParameter, ManifoldParameter, restore_manifold
 from stiefel.numerics import compute_dtype, tolerance
 from stiefel.operators import Dense, Operator
@@ -56,7 +57,7 @@ def sign_of_determinant(X: Tensor) -> Tensor | None:
         return None
     if X.shape[-1] == 0:
         return X.new_ones(X.shape[:-2])
-    sign = torch.linalg.slogdet(X.detach().to(compute_dtype(X.dtype))).sign
+    sign = determinant_sign(X)
     return torch.where(sign < 0, -torch.ones_like(sign), torch.ones_like(sign))
 
 

@@ -173,6 +173,18 @@ def test_cayley_step_matrix_is_far_from_singular(shape, double, device):
     assert torch.linalg.svdvals(M).min() >= 1 - 1e-12
 
 
+@pytest.mark.parametrize("shape", [((3,), 200, 200), ((3,), 300, 160)], ids=ids)
+def test_large_batches_equal_the_loop_whatever_the_threads(shape, device):
+    """Batched LU of torch 2.13 is silently wrong here once the number of threads was set."""
+    X, u, _ = sample(shape, torch.float64, device)
+    torch.set_num_threads(torch.get_num_threads())
+    z = geometry.random_tangent(X)
+    moved, carried = geometry.cayley_retraction(X, u), geometry.cayley_transport(X, u, z)
+    for k in range(3):
+        assert (geometry.cayley_retraction(X[k], u[k]) - moved[k]).abs().max() < 1e-12
+        assert (geometry.cayley_transport(X[k], u[k], z[k]) - carried[k]).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize("metric", METRICS)
 class TestExponentials:
     def test_stays_on_the_manifold(self, metric, shape, double, device):
