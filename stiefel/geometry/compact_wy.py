@@ -29,7 +29,7 @@ __all__ = ["compact_wy"]
 
 def _project(dU: Tensor, U: Tensor, V: Tensor) -> Tensor:
     """dv = (du - u <u, du>) / |v| with the full complex inner product; overwrites dU."""
-    inner = (U.conj() * dU).sum(-2, keepdim=True)
+    inner = (U.conj_physical() * dU).sum(-2, keepdim=True)
     return dU.addcmul_(U, inner, value=-1).mul_(norms_and_inverses(V)[1])
 
 
@@ -134,7 +134,7 @@ def _square_backward(
     """K = G Q^H - Q G^H, dU = K Y - U striu(Y^H K Y), dphi = Im diag(Yh^H K Yh) / 2."""
     tau = phase_factors(phases, V.dtype)
     M = G @ Q.mH
-    K = M.sub_(M.mH.contiguous().resolve_conj())
+    K = M.sub_(M.mH.resolve_conj().contiguous())
     _scale_last_row_(K, flip)
     _scale_last_row_(K.mT, flip)
     dU = K @ Yh
@@ -145,7 +145,7 @@ def _square_backward(
         if tau is not None and dphi is not None:
             dphi[..., start:stop] = Z.diagonal(-start, -2, -1).imag / 2
             block.mul_(tau[..., None, start:stop])
-            Z = Z * tau[..., None, start:stop] * tau[..., :stop, None].conj()
+            Z = Z * tau[..., None, start:stop] * tau[..., :stop, None].conj_physical()
         _add_product_(block, U[..., :stop], Z.triu_(1 - start), alpha=-1)
     return _gradients(_project(dU, U, V), phases, dphi)
 
@@ -189,7 +189,7 @@ def _thin_forward(
     T = torch.linalg.solve_triangular(
         wy_triangle(U, tau), eye.expand(*U.shape[:-2], *eye.shape), upper=True
     ).contiguous()
-    top = U[..., :columns, :].mH
+    top = U[..., :columns, :].mH.resolve_conj()
     if tau is None:
         X = kept = T @ top
     else:
@@ -232,9 +232,9 @@ def _thin_backward(
         dphi = -(torch.polar(torch.ones_like(phases), phases) * inner).imag
         A2 = A2 * tau.unsqueeze(-2)
         X = tau.unsqueeze(-1) * Xh
-    Kt = torch.triu((X @ A2).mH, 1)
+    Kt = torch.triu((X @ A2).mH.resolve_conj(), 1)
     dU = _scale_last_row_(G @ X.mH, flip).neg_()
-    dU += U @ (Kt + Kt.mH)
+    dU += U @ (Kt + Kt.mH.resolve_conj())
     dU[..., :columns, :] -= A2
     return _gradients(_project(dU, U, V), phases, dphi)
 

@@ -17,6 +17,7 @@ way pass gradcheck, `torch.func.grad`, `torch.vmap`, `torch.compile` with ``full
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,8 +36,13 @@ def kernel_op(
     """Registers a function on tensors as the operator ``stiefel::name``, without autograd.
 
     The body runs in full precision: autocast off and float32 products in float32, whatever the
-    caller's settings, compiled or not. It must not return its inputs or views of them, and its
-    results are contiguous.
+    caller's settings, compiled or not. It returns a tuple, or a list where the schema says
+    ``Tensor[]``, of new tensors (no inputs, no views of them), which are made contiguous as the
+    fake implementation promises.
+
+    The body must not do elementwise arithmetic on a lazily conjugated tensor (``A.mH``,
+    ``A.conj()``): called from a compiled graph, torch ignores the conjugation there. Products
+    (``A.mH @ B``) are fine; elsewhere use ``A.mH.resolve_conj()`` or ``A.conj_physical()``.
 
     Args:
         name: Name of the operator in the namespace ``stiefel``.
@@ -49,8 +55,13 @@ def kernel_op(
 
     def register(body: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
+            resolved = [
+                a.resolve_conj().resolve_neg() if isinstance(a, Tensor) else a for a in args
+            ]
             with full_precision():
-                return body(*args)
+                results = body(*resolved)
+            contiguous = [result.resolve_conj().contiguous() for result in results]
+            return contiguous if isinstance(results, list) else tuple(contiguous)
 
         op = torch.library.custom_op(f"stiefel::{name}", run, mutates_args=(), schema=schema)
         op.register_fake(fake)
@@ -162,6 +173,14 @@ def differentiable(
         def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
             results = Forward.apply(*_batched(info, in_dims, args))
             return results, (0,) * len(results)  # pyright: ignore[reportArgumentType]
+
+    # Without a gradient, Dynamo compares the number of parameters to see if forward takes ctx.
+    Forward.forward.__signature__ = inspect.Signature(  # pyright: ignore
+        [
+            inspect.Parameter(argument.name, inspect.Parameter.POSITIONAL_ONLY)
+            for argument in forward_op._schema.arguments  # pyright: ignore
+        ]
+    )
 
     def function(*args: Any) -> Tensor:
         return Forward.apply(*args)[0]  # pyright: ignore[reportOptionalSubscript]

@@ -32,52 +32,55 @@ class Reflections(NamedTuple):
     phases: Tensor | None
 
 
-def _reflector(x: Tensor, w: Tensor, size2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _stable_head(head: Tensor, tail2: Tensor) -> Tensor:
+    """The entry of w = x - e at the one of e, from that entry of x and |tail|^2; |x| = 1.
+
+    For Re x_1 > 0: w_1 = -(|tail|^2 + Im^2 x_1) / (1 + Re x_1) + i Im x_1.
+    """
+    if not head.is_complex():
+        return torch.where(head > 0, -tail2 / (1 + head), head - 1)
+    re, im = head.real, head.imag
+    return torch.complex(torch.where(re > 0, -(tail2 + im.square()) / (1 + re), re - 1), im)
+
+
+def _reflector(
+    tail: Tensor, head: Tensor, place: Tensor | int, negligible: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The map A = I - t u u^H along w = x - e with A x = e.
 
     t = |w|^2 / (w^H x), u = w / |w|; real x: t = 2. The factor of X is H = A^-1 with
     tau = conj t, so phi = arg(1 - conj t).
 
     Args:
-        x: Columns ``(..., m)`` of unit norm.
-        w: ``x - e``, computed stably.
-        size2: ``|w|^2``, shape ``(...)``.
+        tail: The columns x ``(..., m)``, their entry at `place` replaced by 0.
+        head: That entry, ``(...)``.
+        place: Index of the one of e, an int or a tensor ``(...)``.
+        negligible: Size of w up to which x counts as e.
 
     Returns:
-        u ``(..., m)``, t ``(...)``, phi ``(...)`` and which columns are trivial (w = 0 to
-        rounding), where u = 0 and A = I.
+        u ``(..., m)``, t ``(...)``, phi ``(...)`` and which columns are trivial, where u = 0 and
+        A = I.
     """
-    eps = torch.finfo(x.dtype).eps
-    trivial = size2 <= (4 * eps) ** 2
-    size2 = torch.where(trivial, torch.ones_like(size2), size2)
-    u = torch.where(trivial.unsqueeze(-1), 0, w / size2.sqrt().unsqueeze(-1))
-    if not x.is_complex():
+    tail2 = tail.abs().square().sum(-1)
+    first = _stable_head(head, tail2)
+    size2 = tail2 + first.abs().square()
+    trivial = size2 <= negligible**2
+    size = torch.where(trivial, torch.ones_like(size2), size2).sqrt()
+    index = torch.as_tensor(place, device=tail.device).expand(head.shape).unsqueeze(-1)
+    u = tail.scatter(-1, index, first.unsqueeze(-1)) / size.unsqueeze(-1)
+    u = torch.where(trivial.unsqueeze(-1), 0, u)
+    if not tail.is_complex():
         return u, torch.full_like(size2, 2.0), torch.full_like(size2, torch.pi), trivial
-    # sum(w^H x) without cancellation; 1 - conj t has modulus one, only its angle is kept.
-    t = size2 / torch.where(trivial, 1, (w.conj() * x).sum(-1))
-    phi = torch.where(trivial, 0, torch.angle(1 - t.conj()))
+    # 1 - conj t has modulus one: only its angle is kept.
+    inner = torch.where(trivial, 1, first.conj() * head + tail2)
+    phi = torch.where(trivial, 0, torch.angle(1 - (size2 / inner).conj()))
     return u, 1 - torch.polar(torch.ones_like(phi), -phi), phi, trivial
-
-
-def _first_entry_difference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """w = x - e_1 of unit columns ``(..., m)``, stably, and |w|^2.
-
-    For Re x_1 > 0: w_1 = -(|tail|^2 + Im^2 x_1) / (1 + Re x_1) + i Im x_1.
-    """
-    tail2 = x[..., 1:].abs().square().sum(-1)
-    head = x[..., 0]
-    re = head.real if head.is_complex() else head
-    im2 = head.imag.square() if head.is_complex() else torch.zeros_like(re)
-    first = torch.where(re > 0, -(tail2 + im2) / (1 + re), re - 1)
-    size2 = tail2 + im2 + first.square()
-    w = x.clone()
-    w[..., 0] = torch.complex(first, head.imag) if head.is_complex() else first
-    return w, size2
 
 
 def _eliminate(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Column by column, in panels: U ``(..., n, p)``, phases and trivial masks ``(..., p)``."""
     *batch, _, p = X.shape
+    negligible = 4 * torch.finfo(X.dtype).eps
     work = X.clone()
     U = torch.zeros_like(X)
     phases = torch.zeros(*batch, p, dtype=real_dtype(X.dtype), device=X.device)
@@ -86,9 +89,11 @@ def _eliminate(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         stop = min(start + _PANEL, p)
         panel = work[..., start:, start:stop].clone()
         for j in range(stop - start):
-            x = panel[..., j:, j]
+            tail = panel[..., j:, j].clone()
+            head = tail[..., 0].clone()
+            tail[..., 0] = 0
             u, t, phases[..., start + j], trivial[..., start + j] = _reflector(
-                x, *_first_entry_difference(x)
+                tail, head, 0, negligible
             )
             U[..., start + j :, start + j] = u
             if j + 1 < stop - start:
@@ -104,12 +109,15 @@ def _eliminate(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return U, phases, trivial
 
 
-def _eliminate_largest(X: Tensor, reflections: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _eliminate_largest(
+    X: Tensor, reflections: int, negligible: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """At most `reflections` steps, each on the column that is farthest from its e_k.
 
     Every step lowers rank(X - E) by one: with R = X - E and w the chosen column of R, the null
     space of R stays and gains e_k, for w^H E z = 0 whenever R z = 0. So rank(X - E) reflections
-    are enough, and no fewer are.
+    are enough, and no fewer are. Columns of R up to `negligible` in size are rounding: a
+    reflection along one of them would be noise and raise the rank again.
 
     Returns:
         U, phases, trivial as `_eliminate`, and the largest column of R that is left, ``(...)``.
@@ -123,11 +131,11 @@ def _eliminate_largest(X: Tensor, reflections: int) -> tuple[Tensor, Tensor, Ten
     left = torch.linalg.vector_norm(R, dim=-2)
     for step in range(reflections):
         k = left.argmax(-1)
-        w = R.gather(-1, k[..., None, None].expand(*batch, n, 1))
-        e = E[:, k.flatten()].mT.reshape(*batch, n)
-        size2 = left.gather(-1, k[..., None]).squeeze(-1).square()
-        w = w.squeeze(-1)
-        u, t, phases[..., step], trivial[..., step] = _reflector(w + e, w, size2)
+        index = k[..., None, None].expand(*batch, n, 1)
+        tail = R.gather(-1, index).squeeze(-1)
+        head = tail.gather(-1, k.unsqueeze(-1)).squeeze(-1) + 1
+        tail = tail.scatter(-1, k.unsqueeze(-1), 0)
+        u, t, phases[..., step], trivial[..., step] = _reflector(tail, head, k, negligible)
         U[..., step] = u
         row = u[..., None, :].conj() @ R + u[..., None, :p].conj()  # u^H (R + E)
         R -= u[..., None] * (t[..., None, None] * row)
@@ -185,7 +193,10 @@ def _fill(
 
 
 def _which(bad: Tensor) -> str:
-    return "" if bad.ndim == 0 else f" (matrices {bad.nonzero()[:4].flatten().tolist()} of batch)"
+    if bad.ndim == 0:
+        return ""
+    places = [tuple(i) if len(i) > 1 else i[0] for i in bad.nonzero()[:4].tolist()]
+    return f" (matrices {places} of the batch)"
 
 
 def _check_rank(X: Tensor, left: Tensor, bound: float, reflections: int) -> None:
@@ -233,8 +244,8 @@ def householder_vectors(
         X: Matrices with orthonormal columns, shape ``(..., n, p)``, n >= p, real or complex;
             not checked.
         reflections: L; p by default, at most n.
-        bound: For L < p, how large a column of X - I may be left after L steps; four times
-            `tolerance` of the dtype of X by default.
+        bound: Rounding of the columns of X, for L < p: a column that differs from its unit
+            vector by less costs no reflection; `tolerance` of the dtype of X by default.
 
     Returns:
         Unit vectors ``(..., n, L)`` and phases ``(..., L)`` (None for real X), in float32 or
@@ -254,9 +265,9 @@ def householder_vectors(
     X = X.to(working)
     if p > L:
         wide = X.to(torch.complex128 if X.is_complex() else torch.float64)
-        U, phases, trivial, left = _eliminate_largest(wide, L)
-        bound = 4 * tolerance(given, n, p) if bound is None else bound
-        _check_rank(wide, left, bound, L)
+        bound = tolerance(given, n, p) if bound is None else bound
+        U, phases, trivial, left = _eliminate_largest(wide, L, bound)
+        _check_rank(wide, left, 4 * bound, L)
     else:
         U, phases, trivial = _eliminate(X)
     V, phases, odd = _fill(U, phases, trivial, L, p)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError, RepresentationError
 from stiefel.geometry.compact_wy import compact_wy
+from stiefel.geometry.determinant import determinant_sign
 from stiefel.geometry.reflections import householder_vectors
 from stiefel.geometry.wy_factors import column_norms, compact_wy_factors
-from stiefel.numerics import compute_dtype, full_precision, real_dtype, tolerance
+from stiefel.numerics import compute_dtype, real_dtype, tolerance
 from stiefel.operators import CompactWY, Dense, Operator
 from stiefel.parametrizations.base import Move, Parametrization
 
@@ -125,7 +126,7 @@ class CWY(Parametrization):
         if flip is not None:
             scale = flip.to(lifted)[..., None, None]
             lifted = torch.cat([lifted[..., :-1, :], lifted[..., -1:, :] * scale], dim=-2)
-        bound = 4 * tolerance(X.dtype, self.n, self.p)
+        bound = tolerance(X.dtype, self.n, self.p)
         return householder_vectors(lifted, self.reflections, bound=bound)
 
     def empty_originals(
@@ -179,8 +180,7 @@ class CWY(Parametrization):
             return None
         if self.p < self.n or X.is_complex():
             return None
-        with full_precision():
-            sign = torch.linalg.slogdet(X.detach().to(compute_dtype(X.dtype))).sign
+        sign = determinant_sign(X)
         assert self.flip is not None
         ours = self.flip * (-1) ** self.reflections
         if bool((sign * ours > 0).all()):

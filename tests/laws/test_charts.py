@@ -1,0 +1,366 @@
+"""Laws of the charts, over the registry: every claim of a chart is run here."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from stiefel.errors import (
+    DoubleBackwardError,
+    NonFiniteError,
+    OffManifoldError,
+    RepresentationError,
+    ShapeError,
+)
+from stiefel.geometry import haar, orthonormality_residual
+from stiefel.numerics import tolerance
+from stiefel.operators import Operator
+from stiefel.parametrizations import CHARTS as CHARTS_BY_NAME
+from tests.registry import CHARTS, DOUBLE
+
+CASES = [(case, shape) for case in CHARTS for shape in case.shapes]
+ids = [f"{case}-{shape}" for case, shape in CASES]
+every = pytest.mark.parametrize(("case", "shape"), CASES, ids=ids)
+#: One square and one tall shape of every chart that has them, for what is slow to compile.
+SOME = [(c, s) for c, s in CASES if s in (((), 7, 7), ((), 7, 3), ((2,), 4, 4), ((2, 3), 6, 2))]
+some = pytest.mark.parametrize(("case", "shape"), SOME, ids=[f"{c}-{s}" for c, s in SOME])
+
+
+def tuple_of(originals):
+    return originals if isinstance(originals, tuple) else (originals,)
+
+
+def random_originals(chart, dtype, device, scale=1.0):
+    """Free coordinates, nothing normalised."""
+    empty = tuple_of(chart.empty_originals(dtype, device))
+    return tuple(scale * torch.randn_like(original) for original in empty)
+
+
+def bound_for(chart, dtype):
+    """Rounding bound on the entries of a weight."""
+    return 2 * tolerance(dtype, chart.n, chart.p)
+
+
+def both_components(chart, dtype):
+    """The chart with each sign of the determinant where it has one, mixed over a batch."""
+    yield chart
+    if chart.n == chart.p and not dtype.is_complex:
+        for first in (1, -1):
+            signs = torch.full(chart.batch, first)
+            if chart.batch:
+                signs.view(-1)[1::2] *= -1
+            chart.set_determinant(signs)
+            X = chart(*random_originals(chart, torch.float64, chart.flip.device))
+            torch.testing.assert_close(torch.linalg.det(X), signs.to(X))
+            yield chart
+
+
+def test_every_chart_is_in_the_registry():
+    assert {case.name for case in CHARTS} == set(CHARTS_BY_NAME)
+    assert all(CHARTS_BY_NAME[case.name].name == case.name for case in CHARTS)
+
+
+@every
+def test_weight_is_on_the_manifold(case, shape, device):
+    chart = case.make(shape).to(device)
+    for dtype in case.dtypes:
+        for _ in both_components(chart, dtype):
+            X = chart(*random_originals(chart, dtype, device, scale=3.0))
+            assert X.shape == chart.shape
+            assert X.dtype == dtype
+            assert orthonormality_residual(X).max() <= tolerance(dtype, chart.n, chart.p)
+
+
+@every
+def test_right_inverse_is_exact(case, shape, device):
+    chart = case.make(shape).to(device)
+    for dtype in case.dtypes:
+        for _ in both_components(chart, dtype):
+            points = [chart.start(dtype, device)]
+            if case.onto and (chart.p < chart.n or dtype.is_complex):
+                points.append(haar(chart.n, chart.p, chart.batch, dtype=dtype, device=device))
+            elif case.onto:
+                sign = torch.linalg.det(points[0]).sign()
+                points.append(haar(chart.n, chart.p, chart.batch, dtype=dtype, determinant=sign))
+            for X in points:
+                assert chart.obstacle(X) is None
+                before, buffers = X.clone(), copy.deepcopy(chart.state_dict())
+                originals = tuple_of(chart.right_inverse(X))
+                assert torch.equal(X, before)
+                assert all(torch.equal(buffers[k], v) for k, v in chart.state_dict().items())
+                empty = tuple_of(chart.empty_originals(dtype, device))
+                assert [o.shape for o in originals] == [o.shape for o in empty]
+                assert [o.dtype for o in originals] == [o.dtype for o in empty]
+                assert (chart(*originals) - X).abs().max() <= bound_for(chart, dtype)
+
+
+@every
+def test_special_points_are_represented_or_refused_with_a_reason(case, shape, device):
+    chart = case.make(shape).to(device)
+    E = torch.eye(chart.n, chart.p, dtype=torch.float64, device=device).expand(chart.shape)
+    for X in (E, -E, E.flip(-1), E.to(torch.complex128), 1j * E):
+        if chart.n == chart.p and not X.is_complex():
+            chart.set_determinant(torch.linalg.det(X).sign())
+        reason = chart.obstacle(X)
+        if reason is None:
+            difference = chart(*tuple_of(chart.right_inverse(X))) - X
+            assert difference.abs().max() <= bound_for(chart, X.dtype)
+        else:
+            assert not case.onto
+            with pytest.raises(RepresentationError) as caught:
+                chart.right_inverse(X)
+            assert str(caught.value) == reason
+
+
+@every
+def test_operator_is_the_weight(case, shape, device):
+    chart = case.make(shape).to(device)
+    for dtype in case.dtypes:
+        for _ in both_components(chart, dtype):
+            originals = tuple(o.requires_grad_() for o in random_originals(chart, dtype, device))
+            X, op = chart(*originals), chart.operator(*originals)
+            bound = 20 * bound_for(chart, dtype)
+            assert isinstance(op, Operator)
+            assert op.shape == X.shape
+            assert op.mT.shape == X.mT.shape
+            assert op.dtype == X.dtype
+            assert (op.to_dense() - X).abs().max() <= bound
+            assert (op.mT.to_dense() - X.mT).abs().max() <= bound
+            columns = torch.randn(*chart.batch, chart.p, 2, dtype=dtype, device=device)
+            rows = torch.randn(*chart.batch, 2, chart.n, dtype=dtype, device=device)
+            assert (op @ columns - X @ columns).abs().max() <= bound
+            assert (rows @ op - rows @ X).abs().max() <= bound
+            assert (columns.mT @ op.mT - columns.mT @ X.mT).abs().max() <= bound
+            assert (op.mT @ rows.mT - X.mT @ rows.mT).abs().max() <= bound
+            if not chart.batch:
+                assert (op @ columns[:, 0] - X @ columns[:, 0]).abs().max() <= bound
+                assert (rows[0] @ op - rows[0] @ X).abs().max() <= bound
+            ours = torch.autograd.grad((op @ columns).abs().square().sum(), originals)
+            theirs = torch.autograd.grad((X @ columns).abs().square().sum(), originals)
+            for g, h in zip(ours, theirs, strict=True):
+                assert (g - h).abs().max() <= 50 * bound
+            with pytest.raises(ShapeError, match="operator"):
+                _ = op @ torch.zeros(*chart.batch, chart.p + 1, 2, dtype=dtype, device=device)
+            with pytest.raises(ShapeError, match="operator"):
+                _ = torch.zeros(*chart.batch, 2, chart.n + 1, dtype=dtype, device=device) @ op
+
+
+@every
+@pytest.mark.parametrize("dtype", DOUBLE, ids=str)
+def test_gradcheck(case, shape, dtype, device):
+    chart = case.make(shape).to(device)
+    for _ in both_components(chart, dtype):
+        originals = tuple(o.requires_grad_() for o in random_originals(chart, dtype, device))
+        fast = originals[0].numel() > 25
+        assert torch.autograd.gradcheck(chart, originals, fast_mode=fast)
+
+
+@every
+def test_batch_is_a_loop(case, shape, device):
+    _, n, p = shape
+    batched, single = case.make(((3,), n, p)).to(device), case.make(((), n, p)).to(device)
+    for dtype in case.dtypes:
+        signs = torch.tensor([1, -1, -1])
+        batched.set_determinant(signs)
+        originals = random_originals(batched, dtype, device)
+        together = batched(*originals)
+        inverse = tuple_of(batched.right_inverse(together))
+        for i in range(3):
+            single.set_determinant(signs[i])
+            alone = single(*(o[i] for o in originals))
+            bound = bound_for(batched, dtype)
+            assert (together[i] - alone).abs().max() <= bound
+            assert (single(*(o[i] for o in inverse)) - alone).abs().max() <= 4 * bound
+
+
+@every
+def test_empty_batch(case, shape, device):
+    chart = case.make(((0,), *shape[1:])).to(device)
+    originals = tuple(o.requires_grad_() for o in random_originals(chart, torch.float32, device))
+    X = chart(*originals)
+    assert X.shape == chart.shape
+    X.sum().backward()
+    assert originals[0].grad.shape == originals[0].shape
+    assert chart.obstacle(X) is None
+    assert tuple_of(chart.right_inverse(X))[0].shape == originals[0].shape
+
+
+@every
+def test_wrong_points_are_refused(case, shape, device):
+    chart = case.make(shape).to(device)
+    X = chart.start(torch.float32, device)
+    with pytest.raises(ShapeError, match="expected a weight of shape"):
+        chart.right_inverse(X[..., None])
+    with pytest.raises(OffManifoldError, match=r"tolerance.*polar_factor"):
+        chart.right_inverse(1.01 * X)
+    with pytest.raises(NonFiniteError, match="NaN"):
+        chart.right_inverse(X + float("nan"))
+    if chart.n == chart.p:
+        Y = torch.cat([X[..., :-1, :], -X[..., -1:, :]], dim=-2)
+        assert chart.obstacle(Y) is not None
+        with pytest.raises(RepresentationError, match=r"determinant|rank"):
+            chart.right_inverse(Y)
+
+
+@every
+def test_rebase_keeps_the_weight_and_moves_the_gradient(case, shape, device):
+    chart = case.make(shape).to(device)
+    for dtype in DOUBLE:
+        old = tuple(o.requires_grad_() for o in random_originals(chart, dtype, device, scale=5.0))
+        new, move = chart.rebase(old)
+        new = tuple(o.requires_grad_() for o in new)
+        X = chart(*old)
+        G = torch.randn_like(X)
+        bound = 20 * bound_for(chart, dtype)
+        assert (chart(*new) - X).abs().max() <= bound
+        before = torch.autograd.grad(X, old, G)
+        after = torch.autograd.grad(chart(*new), new, G)
+        for i, (g, h) in enumerate(zip(before, after, strict=True)):
+            for key in ("exp_avg", "momentum_buffer"):
+                moved = move(i, key, g)
+                assert moved is None or (moved - h).abs().max() <= bound
+            squared = move(i, "exp_avg_sq", g.abs().square())
+            assert squared is None or (squared - h.abs().square()).abs().max() <= bound
+            step = torch.tensor(7.0)
+            assert torch.equal(move(i, "step", step), step)
+
+
+@every
+def test_empty_originals_live_anywhere(case, shape):
+    chart = case.make(shape)
+    for dtype in case.dtypes:
+        meta = tuple_of(chart.empty_originals(dtype, "meta"))
+        assert all(original.is_meta for original in meta)
+        assert chart.to("meta")(*meta).shape == chart.shape
+        chart = case.make(shape)
+
+
+@every
+def test_sixteen_bits_are_computed_in_thirty_two(case, shape, device):
+    chart = case.make(shape).to(device)
+    V = random_originals(chart, torch.bfloat16, device)
+    exact = chart(*(o.float() for o in V))
+    assert chart(*V).dtype == torch.bfloat16
+    assert torch.equal(chart(*V), exact.bfloat16())
+    assert torch.equal(chart.operator(*V).to_dense(), exact.bfloat16())
+    X = exact.bfloat16()
+    back = chart(*tuple_of(chart.right_inverse(X)))
+    assert back.dtype == torch.bfloat16
+    assert (back - X).abs().max() <= bound_for(chart, torch.bfloat16)
+    chart.weight_dtype = torch.float32
+    assert torch.equal(chart(*V), exact)
+    chart.weight_dtype = torch.float64
+    assert chart(*V).dtype == chart.operator(*V).dtype == torch.float64
+
+
+@every
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_reduced_precision_settings_change_nothing(case, shape, precision, device):
+    chart = case.make(shape).to(device)
+    V = tuple(o.requires_grad_() for o in random_originals(chart, torch.float32, device))
+    X, op = chart(*V), chart.operator(*V).to_dense()
+    G = torch.randn_like(X)
+    g = torch.autograd.grad(X, V, G)
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            Y, oq = chart(*V), chart.operator(*V).to_dense()
+            h = torch.autograd.grad(Y, V, G)
+            inverse = tuple_of(chart.right_inverse(X))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert Y.dtype == torch.float32
+    assert torch.equal(X, Y)
+    assert torch.equal(op, oq)
+    assert all(torch.equal(a, b) for a, b in zip(g, h, strict=True))
+    assert (chart(*inverse) - X).abs().max() <= bound_for(chart, torch.float32)
+
+
+# ---------------------------------------------------------------- torch's transformations
+
+
+def plain_loss(chart):
+    """A loss whose gradient depends on everything: sum |sin-like map of the weight|."""
+    G = torch.linspace(-1, 1.5, chart.n * chart.p, dtype=torch.float64)
+    G = G.reshape(chart.n, chart.p)
+
+    def loss(*originals):
+        X = chart(*originals)
+        return (X.abs().square() * G.square().to(X.device)).sum() + (X.real * G.to(X.device)).sum()
+
+    return loss
+
+
+@every
+@pytest.mark.parametrize("dtype", DOUBLE, ids=str)
+def test_functional_gradients_and_vmap(case, shape, dtype, device):
+    chart = case.make(((), *shape[1:])).to(device)
+    loss = plain_loss(chart)
+    batch = [random_originals(chart, dtype, device) for _ in range(3)]
+    stacked = tuple(torch.stack(o) for o in zip(*batch, strict=True))
+    indices = tuple(range(len(stacked)))
+    mapped = torch.vmap(chart)(*stacked)
+    gradients = torch.vmap(torch.func.grad(loss, argnums=indices))(*stacked)
+    swapped = torch.vmap(chart, in_dims=-1)(*(o.movedim(0, -1) for o in stacked))
+    torch.testing.assert_close(swapped, mapped)
+    for i, one in enumerate(batch):
+        torch.testing.assert_close(mapped[i], chart(*one))
+        alone = torch.func.grad(loss, argnums=indices)(*one)
+        leaves = tuple(o.clone().requires_grad_() for o in one)
+        reverse = torch.autograd.grad(loss(*leaves), leaves)
+        for a, b, c in zip(gradients, alone, reverse, strict=True):
+            torch.testing.assert_close(a[i], b)
+            torch.testing.assert_close(b, c)
+
+
+@every
+def test_functional_jacobian(case, shape, device):
+    chart = case.make(shape).to(device)
+    (V,) = random_originals(chart, torch.float64, device)
+    jacobian = torch.func.jacrev(chart)(V)
+    reference = torch.autograd.functional.jacobian(chart, V)
+    torch.testing.assert_close(jacobian, reference)
+
+
+@every
+def test_double_backward_is_a_clear_error(case, shape, device):
+    chart = case.make(shape).to(device)
+    (V,) = random_originals(chart, torch.float64, device)
+    V.requires_grad_()
+    for loss in (chart(V).sum(), chart(V).pow(3).sum()):
+        (g,) = torch.autograd.grad(loss, V, create_graph=True)
+        with pytest.raises(DoubleBackwardError, match="first derivative only"):
+            g.square().sum().backward()
+
+
+# Tracing an autograd.Function, torch instantiates one itself.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@some
+@pytest.mark.parametrize("dtype", DOUBLE, ids=str)
+def test_compiles_to_one_graph(case, shape, dtype, device):
+    chart = case.make(shape).to(device)
+    one, two = (
+        tuple(o.requires_grad_() for o in random_originals(chart, dtype, device)) for _ in "ab"
+    )
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *o: chart(*o) * 2, fullgraph=True, backend="aot_eager")
+    for originals in (one, two):
+        X, Y = compiled(*originals), chart(*originals) * 2
+        G = torch.randn_like(Y)
+        torch.testing.assert_close(X, Y)
+        torch.testing.assert_close(
+            torch.autograd.grad(X, originals, G), torch.autograd.grad(Y, originals, G)
+        )
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*one), chart(*one) * 2)
+
+
+@some
+@pytest.mark.parametrize("dtype", DOUBLE, ids=str)
+def test_exports(case, shape, dtype, device):
+    chart = case.make(shape).to(device)
+    originals = random_originals(chart, dtype, device)
+    program = torch.export.export(chart, originals)
+    torch.testing.assert_close(program.module()(*originals), chart(*originals))
