@@ -329,22 +329,24 @@ def test_few_reflections_never_form_the_matrix(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("via", ["cwy", "rgd-c-c"])
 def test_training_keeps_the_weight_orthogonal_and_lowers_the_loss(via: str) -> None:
-    """Ten steps back: a task that needs the recurrent weight."""
+    """The first input, a few steps later, which only the recurrent weight can bring forward."""
     generator = torch.Generator().manual_seed(0)
-    rnn = OrthogonalRNN(2, 24, via=via, generator=generator)
+    rnn = OrthogonalRNN(2, 16, via=via, generator=generator)
     model = SequenceModel(rnn, 1, readout="last", generator=generator)
-    optimizer = stiefel.optim.build(model, lr=3e-3, lr_orthogonal=3e-3, optimizer="adam")
+    optimizer = stiefel.optim.build(model, lr=1e-2, lr_orthogonal=1e-2, optimizer="adam")
+    start = recurrent(rnn).detach().clone()
     losses = []
-    for _ in range(60):
-        x = torch.randn(11, 32, 2, generator=generator)
-        loss = (model(x).squeeze(-1) - x[0].prod(-1).sign()).square().mean()
+    for _ in range(25):
+        x = torch.randn(5, 16, 2, generator=generator)
+        loss = (model(x).squeeze(-1) - x[0, :, 0]).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    assert sum(losses[-5:]) < 0.2 * sum(losses[:5])
     weight = recurrent(rnn)
-    assert orthonormality_residual(weight) < stiefel.tolerance(weight.dtype, 24, 24)
+    assert (weight - start).abs().max() > 0.05
+    assert orthonormality_residual(weight) < stiefel.tolerance(weight.dtype, 16, 16)
 
 
 # ---------------------------------------------------------------------------- what torch does to it
@@ -366,7 +368,7 @@ def test_copies_checkpoints_and_meta() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compile_fullgraph() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     rnn = double(3, 6, 2)
     x = torch.randn(9, 2, 3, dtype=torch.float64)
     compiled = torch.compile(rnn, fullgraph=True, backend="aot_eager")
@@ -374,6 +376,8 @@ def test_compile_fullgraph() -> None:
     expected, expected_last = rnn(x)
     assert torch.allclose(output, expected, atol=1e-12)
     assert torch.allclose(last, expected_last, atol=1e-12)
+    with torch.no_grad():
+        assert torch.allclose(compiled(x)[0], expected, atol=1e-12)
     leaves = list(rnn.parameters())
     slopes = torch.autograd.grad(output.square().sum(), leaves)
     for a, b in zip(slopes, torch.autograd.grad(expected.square().sum(), leaves), strict=True):

@@ -279,7 +279,7 @@ def test_vmap_over_inputs_with_lengths() -> None:
     ("nonlinearity", "form"), [("modrelu", "dense"), ("abs", "compact-flipped")]
 )
 def test_compile_fullgraph(nonlinearity: str, form: str) -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     case = make(form, nonlinearity, h0=True, lengths=True)
     names = [n for n in ("x", "kernel", "vectors", "beta", "h0") if getattr(case, n) is not None]
 

@@ -101,11 +101,30 @@ def _loop_vmap(
 
 
 class _Rollout(torch.autograd.Function):
-    """states, last, negative = rollout(x, V, b, Q or (U, Y, sign), beta, h0, lengths)."""
+    """states, last, negative = rollout(x, V, b, Q or (U, Y, sign), beta, h0, lengths).
+
+    Two differentiable results, a mask of the needed gradients, and a map over the batch that is
+    not the leading dimension: more than `stiefel.geometry.kernel.differentiable` joins.
+    """
 
     @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _forward_op(*args)
+    def forward(
+        x: Tensor,
+        kernel: Tensor,
+        bias: Tensor | None,
+        left: Tensor,
+        right: Tensor | None,
+        sign: Tensor | None,
+        beta: Tensor | None,
+        h0: Tensor | None,
+        lengths: Tensor | None,
+        nonlinearity: str,
+        reverse: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # all named: without a gradient, Dynamo counts the parameters to see if one is a context
+        return _forward_op(
+            x, kernel, bias, left, right, sign, beta, h0, lengths, nonlinearity, reverse
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
