@@ -24,7 +24,7 @@ from stiefel.errors import (
 from stiefel.geometry import polar_factor
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.numerics import compute_dtype, full_precision, tolerance
-from stiefel.optim.batches import Batch, Proposal, join, point_ndim, separate, write
+from stiefel.optim.batches import Batch, Joint, Proposal, point_ndim, write
 from stiefel.optim.checks import all_finite, non_finite_error
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS, untouched_where_non_finite
 
@@ -100,6 +100,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
         self.euclidean = euclidean
         self.skip_nonfinite = skip_nonfinite
         self._manifold_leaves: set[int] = set()
+        self._manifolds: dict[int, tuple[Manifold, Manifold, int]] = {}
         if not isinstance(params, Tensor):
             params = list(params)
             if not params:
@@ -219,6 +220,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores, and notes the manifold leaves of a copy."""
         super().__setstate__(state)
+        self._manifolds = {}
         if "_manifold_leaves" not in self.__dict__:
             self._manifold_leaves = set()
             self._remember(x for group in self.param_groups for x in group["params"])
@@ -256,46 +258,54 @@ class RiemannianOptimizer(torch.optim.Optimizer):
             kinds: dict[Any, list[Tensor]] = {}
             ordinary = []
             for leaf in group["params"]:
-                manifold = manifold_of(leaf)
+                known = self._manifolds.get(id(getattr(leaf, "manifold", None)))
+                manifold, ndim = (known or self._meet(leaf))[1:]
+                if leaf.grad is None:
+                    continue
                 if manifold is None:
-                    self._check_ordinary(leaf)
-                    if leaf.grad is not None:
-                        ordinary.append(leaf)
-                elif leaf.grad is not None:
-                    sizes = leaf.shape[leaf.ndim - point_ndim(manifold) :]
-                    fresh = bool(names) and names[0] not in self.state.get(leaf, {})
-                    key = (manifold, sizes, leaf.dtype, leaf.device, fresh)
-                    kinds.setdefault(key, []).append(leaf)
-            batches += [self._batch(k[0], group, v, names, k[-1]) for k, v in kinds.items()]
+                    ordinary.append(leaf)
+                    continue
+                fresh = bool(names) and names[0] not in self.state.get(leaf, {})
+                sizes = leaf.shape
+                sizes = sizes if len(sizes) == ndim else sizes[len(sizes) - ndim :]
+                key = (id(manifold), sizes, leaf.dtype, leaf.device, fresh)
+                kinds.setdefault(key, []).append(leaf)
+            batches += [self._batch(group, v, () if k[-1] else names) for k, v in kinds.items()]
             if ordinary:
                 euclidean.append((group, ordinary))
         return Plan(batches, euclidean)
 
-    def _batch(
-        self,
-        manifold: Manifold,
-        group: dict[str, Any],
-        leaves: list[Tensor],
-        names: tuple[str, ...],
-        fresh: bool,
-    ) -> Batch:
+    def _meet(self, leaf: Tensor) -> tuple[Manifold | None, Manifold | None, int]:
+        """The manifold of a leaf, one object for all equal ones, and the dimensions of a point."""
+        manifold = manifold_of(leaf)
+        if manifold is None:
+            self._check_ordinary(leaf)
+            return None, None, 0
+        same = next((m for _, m, _ in self._manifolds.values() if m == manifold), manifold)
+        entry = (manifold, same, point_ndim(manifold))
+        self._manifolds[id(manifold)] = entry  # holding the manifold keeps its id its own
+        return entry
+
+    def _batch(self, group: dict[str, Any], leaves: list[Tensor], names: tuple[str, ...]) -> Batch:
+        manifold = self._manifolds[id(leaves[0].manifold)][1]  # pyright: ignore
         self._check_manifold_leaf(leaves[0], manifold, group)
-        for leaf in leaves:
-            if leaf.grad is not None and leaf.grad.layout != torch.strided:
+        gradients: list[Tensor] = [leaf.grad for leaf in leaves]  # pyright: ignore
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            if gradient.layout is not torch.strided:
                 raise ConfigurationError(
-                    f"expected a dense gradient, got one of layout {leaf.grad.layout} for "
+                    f"expected a dense gradient, got one of layout {gradient.layout} for "
                     f"{self.describe(leaf)}: a sparse gradient has no meaning on a manifold. Use "
                     "sparse=False in the layer that produces it"
                 )
-        ndim = point_ndim(manifold)
-        state = {} if fresh else {k: join([self.state[x][k] for x in leaves], ndim) for k in names}
+        joint = Joint(leaves, point_ndim(manifold))
         return Batch(
             manifold=manifold,
             group=group,
             leaves=leaves,
-            points=join(leaves, ndim),
-            gradients=join([leaf.grad for leaf in leaves], ndim),  # pyright: ignore
-            state=state,
+            joint=joint,
+            points=joint.join(leaves),
+            gradients=joint.join(gradients),
+            state={name: joint.join([self.state[x][name] for x in leaves]) for name in names},
         )
 
     @torch.no_grad()
@@ -308,7 +318,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
             return self._on_manifold(plan.batches, proposals)
 
     def _propose_where_finite(self, batch: Batch) -> Proposal:
-        good = batch.finite()
+        good = batch.joint.each(torch.isfinite(batch.gradients))
         gradients = torch.where(good, batch.gradients, torch.zeros_like(batch.gradients))
         proposal = self._propose(dataclasses.replace(batch, gradients=gradients))
         state = {
@@ -351,10 +361,10 @@ class RiemannianOptimizer(torch.optim.Optimizer):
     def commit(self, plan: Plan, proposals: list[Proposal]) -> None:
         """Writes the proposals, and steps the ordinary leaves."""
         for batch, proposal in zip(plan.batches, proposals, strict=True):
-            leaves, ndim = batch.leaves, point_ndim(batch.manifold)
-            write(leaves, separate(proposal.points, leaves, ndim))
+            leaves, joint = batch.leaves, batch.joint
+            write(leaves, joint.separate(proposal.points))
             for name, value in proposal.state.items():
-                parts = separate(value, leaves, ndim)
+                parts = joint.separate(value)
                 if name in batch.state:
                     write([self.state[leaf][name] for leaf in leaves], parts)
                 else:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stiefel.manifolds import Manifold
 
-__all__ = ["Batch", "Proposal", "join", "point_ndim", "separate", "write"]
+__all__ = ["Batch", "Joint", "Proposal", "point_ndim", "write"]
 
 
 def point_ndim(manifold: Manifold) -> int:
@@ -22,48 +22,52 @@ def point_ndim(manifold: Manifold) -> int:
     return int(manifold.ndim)  # pyright: ignore[reportArgumentType]
 
 
-def join(tensors: Sequence[Tensor], ndim: int) -> Tensor:
-    """Joins tensors whose last `ndim` dimensions agree along their leading dimensions.
+class Joint:
+    """How tensors whose last `ndim` dimensions agree are joined along their leading dimensions.
+
+    A single tensor is taken as it is, tensors of one shape are stacked, others are concatenated
+    as ``(k, *sizes)``.
 
     Args:
-        tensors: One or more tensors ``(..., *sizes)``. A single tensor is returned as it is,
-            tensors of one shape are stacked, others are concatenated as ``(k, *sizes)``.
+        like: One or more tensors ``(..., *sizes)``.
         ndim: Number of trailing dimensions.
-
-    Returns:
-        A tensor ``(..., *sizes)``; `separate` undoes it.
     """
-    first = tensors[0]
-    if len(tensors) == 1:
-        return first.detach()
-    if _one_shape(tensors):
-        return torch.stack(list(tensors))
-    sizes = first.shape[first.ndim - ndim :]
-    return torch.cat([tensor.reshape(-1, *sizes) for tensor in tensors])
 
+    def __init__(self, like: Sequence[Tensor], ndim: int) -> None:
+        self.shapes = [tensor.shape for tensor in like]
+        self.ndim = ndim
+        self.uniform = len(set(self.shapes)) == 1
 
-def separate(joined: Tensor, like: Sequence[Tensor], ndim: int) -> Sequence[Tensor]:
-    """Views of a tensor made by `join`, one for each of the tensors that were joined.
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Joins tensors with the shapes of `like`; a single one is not copied."""
+        if len(tensors) == 1:
+            return tensors[0].detach()
+        if self.uniform:
+            return torch.stack(list(tensors))
+        sizes = self.shapes[0][len(self.shapes[0]) - self.ndim :]
+        return torch.cat([tensor.reshape(-1, *sizes) for tensor in tensors])
 
-    Args:
-        joined: The joined tensor.
-        like: The tensors that were joined.
-        ndim: Number of trailing dimensions, as for `join`.
+    def separate(self, joined: Tensor) -> Sequence[Tensor]:
+        """Views of a joined tensor, one for each of the tensors that were joined."""
+        if len(self.shapes) == 1:
+            return [joined]
+        if self.uniform:
+            return joined.unbind(0)
+        parts = joined.split([shape[: len(shape) - self.ndim].numel() for shape in self.shapes])
+        return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
-    Returns:
-        Views with the shapes of `like`.
-    """
-    if len(like) == 1:
-        return [joined]
-    if _one_shape(like):
-        return joined.unbind(0)
-    counts = [tensor.shape[: tensor.ndim - ndim].numel() for tensor in like]
-    parts = joined.split(counts)
-    return [part.reshape(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+    def each(self, flags: Tensor) -> Tensor:
+        """Whether all entries of each joined tensor are true; it broadcasts over the joint.
 
-
-def _one_shape(tensors: Sequence[Tensor]) -> bool:
-    return len({tensor.shape for tensor in tensors}) == 1
+        Args:
+            flags: bool, the shape of the joint.
+        """
+        if len(self.shapes) == 1:
+            return flags.all()
+        if self.uniform:
+            return flags.flatten(1).all(1).reshape(-1, *(1,) * len(self.shapes[0]))
+        whole = [part.all().expand_as(part).reshape(-1) for part in self.separate(flags)]
+        return torch.cat(whole).reshape(flags.shape)
 
 
 def write(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -81,6 +85,7 @@ class Batch:
         manifold: The manifold of all leaves.
         group: Their parameter group (learning rate, momentum, ...).
         leaves: The parameters themselves.
+        joint: How they are joined.
         points: Their values joined, ``(..., *sizes)``; never written to.
         gradients: Their Euclidean gradients joined, the same shape; never written to.
         state: Their optimizer states joined, by name; empty before their first step.
@@ -89,20 +94,10 @@ class Batch:
     manifold: Manifold
     group: dict[str, Any]
     leaves: list[Tensor]
+    joint: Joint
     points: Tensor
     gradients: Tensor
     state: Mapping[str, Tensor]
-
-    def finite(self) -> Tensor:
-        """Which leaves have finite gradients: a mask that broadcasts over `gradients`."""
-        good, like = torch.isfinite(self.gradients), self.leaves
-        if len(like) == 1:
-            return good.all()
-        if _one_shape(like):
-            return good.flatten(1).all(1).reshape(-1, *(1,) * like[0].ndim)
-        parts = separate(good, like, point_ndim(self.manifold))
-        whole = torch.cat([part.all().expand_as(part).reshape(-1) for part in parts])
-        return whole.reshape(good.shape)
 
     def choose(self, which: Tensor, dtype: torch.dtype) -> Batch:
         """The points selected by a mask over the leading dimensions, in another dtype."""

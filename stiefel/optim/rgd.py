@@ -12,6 +12,7 @@ from stiefel.geometry import cayley_transport, projection_transport
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal
+from stiefel.optim.descent import cayley_descent
 
 __all__ = ["RGD"]
 
@@ -123,9 +124,10 @@ class RGD(RiemannianOptimizer):
     def _propose(self, batch: Batch) -> Proposal:
         manifold, X, group = batch.manifold, batch.points, batch.group
         lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
-        rate = lr if group["maximize"] else -lr
+        rate, momentum = (lr if group["maximize"] else -lr), group["momentum"]
+        if momentum == 0 and type(manifold) is Stiefel and manifold.retraction == "cayley":
+            return Proposal(cayley_descent(X, batch.gradients, rate, manifold.metric), {})
         gradient = manifold.egrad2rgrad(X, batch.gradients)
-        momentum = group["momentum"]
         if momentum == 0:
             return Proposal(manifold.retr(X, rate * gradient), {})
         buffer = gradient

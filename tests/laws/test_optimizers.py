@@ -103,6 +103,22 @@ def test_step_is_the_dense_formula(manifold, shape, dtype, device):
     assert torch.equal(leaf.grad, G)
 
 
+@rgd_manifold
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DOUBLE, ids=str)
+def test_step_is_the_retraction_of_the_gradient(manifold, shape, dtype, device):
+    """With and without momentum the first step is the same; one of them is fused."""
+    batch, n, p = shape
+    leaf = leaf_on(manifold, batch, n, p, dtype, device)
+    X, G = leaf.detach().clone(), noise(leaf)
+    expected = manifold.retr(X, -0.3 * manifold.egrad2rgrad(X, G))
+    for momentum in (0.0, 0.5):
+        twin = copy.deepcopy(leaf)
+        twin.grad = G.clone()
+        RGD([twin], lr=0.3, momentum=momentum).step()
+        assert (twin.detach() - expected).abs().max() < 1e-13
+
+
 @every
 @pytest.mark.parametrize("dtype", DOUBLE, ids=str)
 def test_minimum_of_the_trace_is_the_sum_of_the_smallest_eigenvalues(case, manifold, dtype, device):
@@ -147,13 +163,13 @@ def test_one_batch_equals_a_loop(case, manifold, device):
 
 def test_same_shapes_are_one_call(device, monkeypatch):
     calls = []
-    manifold = stiefel.Stiefel()
+    manifold = stiefel.Stiefel("canonical", "qr")
     monkeypatch.setattr(
-        type(manifold), "retr", lambda self, x, u: calls.append(x.shape) or (x + 0 * u)
+        stiefel.Stiefel, "retr", lambda self, x, u: calls.append(x.shape) or (x + 0 * u)
     )
-    leaves = [leaf_on(stiefel.Stiefel(), (), 6, 2, torch.float32, device) for _ in range(20)]
-    leaves += [leaf_on(stiefel.Stiefel(), (4,), 6, 2, torch.float32, device)]
-    leaves += [leaf_on(stiefel.Stiefel(), (), 5, 2, torch.float32, device)]
+    leaves = [leaf_on(copy.deepcopy(manifold), (), 6, 2, torch.float32, device) for _ in range(20)]
+    leaves += [leaf_on(manifold, (4,), 6, 2, torch.float32, device)]
+    leaves += [leaf_on(manifold, (), 5, 2, torch.float32, device)]
     for leaf in leaves:
         leaf.grad = noise(leaf)
     RGD(leaves, lr=0.1).step()
