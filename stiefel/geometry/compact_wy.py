@@ -14,7 +14,7 @@ from torch import Tensor
 from stiefel.errors import DtypeError, ShapeError
 from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.wy_factors import (
-    norms_and_inverses,
+    inverse_norms,
     phase_factors,
     unit_columns,
     wy_triangle,
@@ -30,7 +30,7 @@ __all__ = ["compact_wy"]
 def _project(dU: Tensor, U: Tensor, V: Tensor) -> Tensor:
     """dv = (du - u <u, du>) / |v| with the full complex inner product; overwrites dU."""
     inner = (U.conj_physical() * dU).sum(-2, keepdim=True)
-    return dU.addcmul_(U, inner, value=-1).mul_(norms_and_inverses(V)[1])
+    return dU.addcmul_(U, inner, value=-1).mul_(inverse_norms(V))
 
 
 def _block_columns(count: int) -> list[tuple[int, int]]:

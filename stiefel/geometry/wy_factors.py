@@ -26,7 +26,7 @@ __all__ = [
     "check_reflection_vectors",
     "column_norms",
     "compact_wy_factors",
-    "norms_and_inverses",
+    "inverse_norms",
     "phase_factors",
     "smallest_norm",
     "unit_columns",
@@ -67,15 +67,14 @@ def check_reflection_vectors(V: Tensor) -> None:
         )
 
 
-def norms_and_inverses(V: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms of the columns (1 where one counts as zero) and their inverses (0 there)."""
+def _squares(V: Tensor) -> tuple[Tensor, Tensor]:
+    """|v|^2 of the columns, 1 where one counts as zero, and which do; ``(..., 1, L)``."""
     if V.is_complex():
         squares = torch.view_as_real(V.resolve_conj()).square().sum((-3, -1)).unsqueeze(-2)
     else:
         squares = V.square().sum(-2, keepdim=True)
-    usable = squares > smallest_norm(V.dtype) ** 2
-    norms = torch.where(usable, squares, torch.ones_like(squares)).sqrt()
-    return norms, torch.where(usable, norms.reciprocal(), torch.zeros_like(norms))
+    negligible = squares <= smallest_norm(V.dtype) ** 2
+    return squares.masked_fill(negligible, 1), negligible
 
 
 def column_norms(V: Tensor) -> Tensor:
@@ -87,11 +86,24 @@ def column_norms(V: Tensor) -> Tensor:
     Returns:
         Shape ``(..., 1, L)``, real.
     """
-    return norms_and_inverses(V)[0]
+    return _squares(V)[0].sqrt()
+
+
+def inverse_norms(V: Tensor) -> Tensor:
+    """Inverse norms of the columns, 0 for a column that counts as zero, never NaN.
+
+    Args:
+        V: Shape ``(..., n, L)``.
+
+    Returns:
+        Shape ``(..., 1, L)``, real.
+    """
+    squares, negligible = _squares(V)
+    return squares.rsqrt().masked_fill(negligible, 0)
 
 
 def unit_columns(V: Tensor) -> Tensor:
-    """The columns divided by their norms; zero where a column counts as zero, never NaN.
+    """The columns divided by their norms; zero where a column counts as zero.
 
     Args:
         V: Shape ``(..., n, L)``.
@@ -99,7 +111,7 @@ def unit_columns(V: Tensor) -> Tensor:
     Returns:
         U, same shape.
     """
-    return V * norms_and_inverses(V)[1]
+    return V * inverse_norms(V)
 
 
 def phase_factors(phases: Tensor | None, dtype: torch.dtype) -> Tensor | None:
