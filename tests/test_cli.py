@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,7 @@ def test_the_rule_of_learning_rates(task: str, method: str) -> None:
         "cwy": lr / 10,
         **dict.fromkeys(("rgd-c-c", "rgd-c-qr"), canonical),
         **dict.fromkeys(("rgd-e-c", "rgd-e-qr"), 2 * canonical),
+        "unconstrained": lr / 100,
     }
     assert found.lr_orthogonal == pytest.approx(expected.get(method))
 
@@ -267,7 +269,7 @@ def test_a_loss_that_is_not_finite_is_one_line_and_status_1(
     assert run("copying", *TINY, *words, "--output", tmp_path / "run") == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "finite" in error
+    assert "loss is nan" in error or "not finite" in error
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
@@ -302,3 +304,25 @@ def test_bad_input_of_the_process_has_no_traceback() -> None:
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "cwy" in done.stderr
+
+
+# -------------------------------------------------------------------------------- examples
+
+
+def load_example(name: str):
+    path = Path(__file__).resolve().parent.parent / "examples" / f"{name}.py"
+    return runpy.run_path(str(path), run_name="example")
+
+
+def test_example_swap_by_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = {
+        via: load_example("swap_by_one_word")["train"](via, 100) for via in ("cwy", "rgd-c-c")
+    }
+    assert max(losses.values()) < 0.5 * torch.log(torch.tensor(4.0)).item()
+    assert capsys.readouterr().out.count("largest entry") == 2
+
+
+def test_example_train_from_python(tmp_path: Path) -> None:
+    shares = load_example("train_from_python")["main"](tmp_path, 10)
+    assert set(shares) == {"cwy", "rgd-c-c"}
+    assert (tmp_path / "cwy" / "summary.json").exists()

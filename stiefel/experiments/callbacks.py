@@ -118,18 +118,17 @@ class Recorder(Callback):
     def _measure(
         self, experiment: Experiment, outputs: Mapping[str, Any], batch: Any, step: int
     ) -> dict[str, float]:
-        scores = experiment.task.scores(outputs["logits"], batch.targets)
-        loss = float(scores.loss_sum) / max(scores.loss_count, 1)
-        if not math.isfinite(loss):
+        scores = experiment.scores_of(outputs["logits"], batch)
+        if not math.isfinite(scores.loss):
             raise NonFiniteError(
-                f"the training loss is {loss} at step {step}: the learning rate is too large; "
-                f"lower --lr (now {experiment.options.lr:g}) or --lr-orthogonal "
+                f"the training loss is {scores.loss} at step {step}, so a learning rate is too "
+                f"large: lower --lr (now {experiment.options.lr:g}) or --lr-orthogonal "
                 f"(now {experiment.options.lr_orthogonal})"
             )
         self.orthogonality_error = orthogonality_error(experiment.model)
         return {
-            "loss": loss,
-            "accuracy": float(scores.correct) / max(scores.answers, 1),
+            "loss": scores.loss,
+            "accuracy": scores.accuracy,
             "orthogonality_error": self.orthogonality_error,
         }
 
@@ -220,6 +219,13 @@ class ProgressLine(Callback):
     ) -> None:
         """Leaves the bar, so that the message stands alone."""
         self._stop()
+        if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
+            self._console.print(
+                "interrupted; the same command with --output "
+                f"{trainer.default_root_dir} --resume goes on from the last checkpoint",
+                soft_wrap=True,
+                highlight=False,
+            )
 
     def _stop(self) -> None:
         if self._bar is not None:

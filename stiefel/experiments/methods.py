@@ -16,9 +16,12 @@ recurrent weight is therefore
   in units of its baseline, moved at the task's `lr`;
 - *the point itself, Euclidean metric*: ``2 lr / baseline``. For a square matrix the Euclidean
   gradient is exactly half the canonical one, so that both metrics then take the same steps;
-- *a plain weight* (``unconstrained``): ``lr``, as any other weight.
+- *a plain weight* (``unconstrained``): ``lr / 100``, by RMSprop. Nothing holds its norm: at
+  ``lr / 10`` the first steps alone make it expand, and a hundred steps of recurrence explode.
 
-`lr` itself belongs to the task (`recipes`).
+`lr` itself belongs to the task (`recipes`). On the copying task at its defaults (seed 0) the rule
+is at the bottom of a flat valley: final loss in percent of the baseline at half, once and twice
+the rule's rate 2.0, 1.7, 2.3 for ``rgd-c-c`` and 2.1, 1.7, 1.9 for ``rgd-c-qr``.
 """
 
 from __future__ import annotations
@@ -86,6 +89,8 @@ class Method:
         match self.rate:
             case "chart":
                 return lr / 10
+            case "plain":
+                return lr / 100
             case "canonical":
                 return lr / baseline
             case "euclidean":

@@ -17,6 +17,7 @@ from stiefel.experiments.recipes import RECIPES
 from stiefel.experiments.tasks import Batch, Task
 from stiefel.geometry import orthonormality_residual
 from stiefel.models import OrthogonalRNN, RecurrentLayer, SequenceModel
+from stiefel.optim.build import OPTIMIZERS
 
 __all__ = ["Evaluation", "Experiment", "StepStream", "build_model", "orthogonality_error"]
 
@@ -121,6 +122,12 @@ class Experiment(LightningModule):
         """One optimizer over everything, with the rates of the method."""
         rate, options = self.options.lr_orthogonal, self.options
         assert options.lr is not None
+        if self.method.rate == "plain":  # no constraint: torch's own, with a rate of its own
+            recurrent = _recurrent_weights(self.model)
+            own = {id(weight) for weight in recurrent}
+            rest = [weight for weight in self.model.parameters() if id(weight) not in own]
+            kind = OPTIMIZERS[self.method.optimizer]
+            return kind([{"params": rest}, {"params": recurrent, "lr": rate}], lr=options.lr)  # pyright: ignore[reportCallIssue]
         return optim.build(
             self.model,
             lr=options.lr,
@@ -156,10 +163,22 @@ class Experiment(LightningModule):
             batch = trainer.strategy.batch_to_device(batch)
             with trainer.precision_plugin.forward_context():
                 logits = self.model(batch.inputs)
-            sums = self.task.scores(logits, batch.targets)
-            totals += torch.stack([torch.as_tensor(part).to(totals) for part in sums])
+            totals += self._sums(logits, batch)
         self.train(training)
-        summed = trainer.strategy.reduce(totals, reduce_op="sum")
+        return self._over_processes(totals)
+
+    @torch.no_grad()
+    def scores_of(self, logits: Tensor, batch: Batch) -> Evaluation:
+        """Loss and accuracy of a batch, over all processes."""
+        return self._over_processes(self._sums(logits, batch))
+
+    def _sums(self, logits: Tensor, batch: Batch) -> Tensor:
+        parts = [torch.as_tensor(part) for part in self.task.scores(logits, batch.targets)]
+        return torch.stack([part.to(self.device, torch.float64) for part in parts])
+
+    def _over_processes(self, totals: Tensor) -> Evaluation:
+        summed = self.trainer.strategy.reduce(totals, reduce_op="sum")
+        assert isinstance(summed, Tensor)
         loss, count, correct, answers = summed.tolist()
         return Evaluation(loss / count, correct / answers)
 
