@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -76,23 +77,46 @@ def full_precision() -> Iterator[None]:
     """Runs a block, or a decorated function, in full precision.
 
     Autocast is switched off on the CPU and on CUDA, and float32 matrix products are computed in
-    float32 (``torch.set_float32_matmul_precision("highest")``): both would turn errors of 1e-7
-    into errors of 1e-3. The process-wide setting is restored on exit. Under `torch.compile` the
-    setting of the moment of compilation holds and only autocast is switched off.
+    float32: reduced precision would turn errors of 1e-7 into errors of 1e-3. Both of torch's
+    settings are understood, ``torch.set_float32_matmul_precision`` and
+    ``torch.backends.*.fp32_precision``, and restored on exit. Under `torch.compile` the setting of
+    the moment of compilation holds and only autocast is switched off.
     """
     with contextlib.ExitStack() as stack:
         for device_type in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device_type):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
-        if torch.compiler.is_compiling():
-            yield
-            return
-        before = torch.get_float32_matmul_precision()
-        if before == "highest":
-            yield
-            return
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+        if not torch.compiler.is_compiling():
+            try:
+                before = torch.get_float32_matmul_precision()
+            except RuntimeError:  # the newer settings are in use; torch refuses to mix the two
+                stack.enter_context(_ieee_products())
+            else:
+                if before != "highest":
+                    torch.set_float32_matmul_precision("highest")
+                    stack.callback(torch.set_float32_matmul_precision, before)
+        yield
+
+
+@contextlib.contextmanager
+def _ieee_products() -> Iterator[None]:
+    """Sets ``fp32_precision`` of the matrix products to ``"ieee"``, where it is anything else.
+
+    The general setting comes first: a backend that inherits it follows, and is left inheriting.
+    """
+    holders: tuple[Any, ...] = (
+        torch.backends,
+        torch.backends.cuda.matmul,
+        torch.backends.mkldnn.matmul,  # pyright: ignore[reportAttributeAccessIssue]
+    )
+    saved = []
+    for holder in holders:
+        value = holder.fp32_precision
+        if value not in ("ieee", "none"):
+            saved.append((holder, value))
+            holder.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for holder, value in saved:
+            holder.fp32_precision = value

@@ -366,3 +366,32 @@ def test_reduced_precision_settings_do_not_reach_the_step(device):
     with torch.autocast(device.type, dtype=torch.bfloat16):
         RGD([twin], lr=0.1).step()
     assert torch.equal(leaf, twin)
+
+
+@pytest.mark.parametrize("momentum", [0, 0.9])
+def test_skipping_leaves_a_point_that_a_finite_gradient_would_overflow(momentum):
+    X = stiefel.ManifoldParameter(torch.eye(6, 2))
+    optimizer = RGD([X], lr=1.0, momentum=momentum, skip_nonfinite=True)
+    X.grad = torch.full((6, 2), 1e25)
+    optimizer.step()
+    assert torch.equal(X, torch.eye(6, 2))
+    X.grad = torch.ones(6, 2) / 10
+    optimizer.step()
+    assert torch.isfinite(X).all()
+    assert not torch.equal(X, torch.eye(6, 2))
+
+
+@pytest.mark.parametrize("shape", [(3, 200, 200), (3, 300, 160)])
+def test_a_batch_of_large_matrices_equals_the_loop(shape):
+    torch.set_num_threads(torch.get_num_threads())  # what makes torch's batched LU go wrong
+    X = stiefel.geometry.haar(*shape[1:], shape[:1], dtype=torch.float64)
+    G = torch.randn_like(X)
+    whole = stiefel.ManifoldParameter(X.clone())
+    parts = [stiefel.ManifoldParameter(x.clone()) for x in X]
+    whole.grad = G
+    for part, g in zip(parts, G, strict=True):
+        part.grad = g
+    RGD([whole], lr=0.1).step()
+    for part in parts:
+        RGD([part], lr=0.1).step()
+    assert (whole - torch.stack([part.detach() for part in parts])).abs().max() < 1e-12

@@ -4,6 +4,7 @@ Projections, metrics, retractions, transports, exponentials, sampling and residu
 keeps state, works in place, or knows about modules and optimizers.
 """
 
+from stiefel.geometry.descent import cayley_descent
 from stiefel.geometry.exponentials import (
     EXPONENTIALS,
     canonical_exponential,
@@ -35,6 +36,7 @@ __all__ = [
     "canonical_exponential",
     "canonical_gradient",
     "canonical_inner",
+    "cayley_descent",
     "cayley_retraction",
     "cayley_transport",
     "check_point_shape",

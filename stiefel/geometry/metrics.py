@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from stiefel.geometry.guard import guarded
-from stiefel.geometry.tangent import sym
+from stiefel.geometry.tangent import tangent_projection
 
 __all__ = ["canonical_gradient", "canonical_inner", "euclidean_gradient", "euclidean_inner"]
 
@@ -52,9 +52,8 @@ def canonical_inner(X: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return _real_inner(u, v) - _real_inner(X.mH @ u, X.mH @ v) / 2
 
 
-@guarded
 def euclidean_gradient(X: Tensor, G: Tensor) -> Tensor:
-    """The gradient in the Euclidean metric, ``G - X sym(X^H G)``.
+    """The gradient in the Euclidean metric, ``G - X sym(X^H G)``: the tangent projection.
 
     Args:
         X: Points, shape ``(..., n, p)``.
@@ -63,7 +62,7 @@ def euclidean_gradient(X: Tensor, G: Tensor) -> Tensor:
     Returns:
         Tangent vectors, same shape.
     """
-    return G - X @ sym(X.mH @ G)
+    return tangent_projection(X, G)
 
 
 @guarded

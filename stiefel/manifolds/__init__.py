@@ -3,12 +3,18 @@
 The only floor that imports geoopt.
 """
 
-from stiefel.manifolds.base import GeooptManifoldParameter, Manifold, ManifoldTensor
+from stiefel.manifolds.base import (
+    GeooptManifoldParameter,
+    GeooptStiefel,
+    Manifold,
+    ManifoldTensor,
+)
 from stiefel.manifolds.parameter import ManifoldParameter, restore_manifold
 from stiefel.manifolds.stiefel import Stiefel, auto_retraction
 
 __all__ = [
     "GeooptManifoldParameter",
+    "GeooptStiefel",
     "Manifold",
     "ManifoldParameter",
     "ManifoldTensor",

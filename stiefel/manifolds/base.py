@@ -5,5 +5,6 @@ from __future__ import annotations
 from geoopt import ManifoldParameter as GeooptManifoldParameter
 from geoopt import ManifoldTensor
 from geoopt.manifolds import Manifold
+from geoopt.manifolds import Stiefel as GeooptStiefel
 
-__all__ = ["GeooptManifoldParameter", "Manifold", "ManifoldTensor"]
+__all__ = ["GeooptManifoldParameter", "GeooptStiefel", "Manifold", "ManifoldTensor"]

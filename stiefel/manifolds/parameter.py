@@ -17,7 +17,7 @@ class ManifoldParameter(GeooptManifoldParameter):
     """A `geoopt.ManifoldParameter` whose data must lie on its manifold when it is made.
 
     Args:
-        data: A point, shape ``(..., n, p)``.
+        data: A point, shape ``(..., n, p)``; shared, not copied, as `torch.nn.Parameter` does.
         manifold: Its manifold; ``stiefel.Stiefel()`` by default.
         requires_grad: Whether it is trained.
         check: Whether to check that `data` is on the manifold, within `stiefel.tolerance`.

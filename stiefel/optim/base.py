@@ -321,6 +321,8 @@ class RiemannianOptimizer(torch.optim.Optimizer):
         good = batch.joint.each(torch.isfinite(batch.gradients))
         gradients = torch.where(good, batch.gradients, torch.zeros_like(batch.gradients))
         proposal = self._propose(dataclasses.replace(batch, gradients=gradients))
+        for new in (proposal.points, *proposal.state.values()):  # a finite gradient may overflow
+            good = good & batch.joint.each(torch.isfinite(new))
         state = {
             name: torch.where(good, new, batch.state.get(name, torch.zeros_like(new)))
             for name, new in proposal.state.items()

@@ -14,7 +14,7 @@ from stiefel.optim.base import Plan, RiemannianOptimizer, manifold_of
 from stiefel.optim.census import Census
 from stiefel.optim.checks import all_finite, non_finite_error
 from stiefel.optim.euclidean import untouched_where_non_finite
-from stiefel.parameter import attach
+from stiefel.parameter import RebaseSchedule
 
 __all__ = ["CombinedOptimizer"]
 
@@ -73,7 +73,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.__setstate__({"state": self.state, "param_groups": groups})
         self._ready = True
         self._census: Census | None = getattr(self, "_census", None)
-        self._schedules: set[int] = getattr(self, "_schedules", set())
+        self._schedule: RebaseSchedule | None = None
         self._surveyed = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -169,19 +169,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
             return
         roles = {id(p): group["role"] for group in self.param_groups for p in group["params"]}
         self._census = Census(self.model, roles, self._census)
-        self._keep_schedules()
+        steps = self.param_groups[0]["steps"]
+        self._schedule = RebaseSchedule(self.model, self, steps=steps, renew=True)
         self._surveyed = True
-
-    def _keep_schedules(self) -> None:
-        """Attaches the rebase schedules of the charts that the model has now, at today's step."""
-        hooks = self._optimizer_step_post_hooks
-        for key in self._schedules:
-            hooks.pop(key, None)
-        before = set(hooks)
-        attach(self.model, self)
-        self._schedules = set(hooks) - before
-        for key in self._schedules:
-            hooks[key].steps = self.param_groups[0]["steps"]  # pyright: ignore
 
     def describe(self, leaf: Tensor) -> str:
         """How errors call a parameter: by its name in the model."""
@@ -230,7 +220,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
         else:
             self._step_part(self.ordinary, ordinary)
             self._step_part(self.riemannian, plan.leaves())
-        self.param_groups[0]["steps"] += 1  # saved with the state: schedules resume exactly
+        assert self._schedule is not None
+        self._schedule(self, (), {})
+        self.param_groups[0]["steps"] = self._schedule.steps  # saved: schedules resume exactly
         return loss
 
     def _step_part(self, part: torch.optim.Optimizer, leaves: list[Tensor]) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, unknown
-from stiefel.geometry import cayley_transport, projection_transport
+from stiefel.geometry import cayley_descent, cayley_transport, projection_transport
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal
-from stiefel.optim.descent import cayley_descent
 
 __all__ = ["RGD"]
 

@@ -5,7 +5,7 @@ nowhere above it.
 """
 
 from stiefel.parameter.constraint import Constraint, constraints, operator
-from stiefel.parameter.conversion import attach, convert, release
+from stiefel.parameter.conversion import RebaseSchedule, attach, convert, release
 from stiefel.parameter.door import orthogonal
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parameter.storage import ConstraintList
@@ -20,6 +20,7 @@ __all__ = [
     "ConstraintList",
     "ConvolutionView",
     "MatrixView",
+    "RebaseSchedule",
     "Riemannian",
     "View",
     "attach",

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stiefel import geometry
 from stiefel.errors import ConfigurationError, LostManifoldError, ShapeError
-from stiefel.manifolds import GeooptManifoldParameter, Manifold, Stiefel
+from stiefel.manifolds import GeooptManifoldParameter, GeooptStiefel, Manifold, Stiefel
 from stiefel.operators import Dense, Operator
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parameter.storage import ConstraintList, nearest, storage_of, uninstall
@@ -104,8 +103,10 @@ class Constraint:
             raise ShapeError(f"expected a point of shape {shape}, got {tuple(X.shape)}")
         if self._storage is not None:
             self._storage.assign(X.detach().to(self.leaves[0].device))
-        else:
+        elif isinstance(self.manifold, Stiefel | GeooptStiefel):
             self.leaves[0].copy_(nearest(X.detach())[0])
+        else:
+            self.leaves[0].copy_(self.manifold.projx(X.detach()))
 
     @torch.no_grad()
     def rebase(self, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -202,9 +203,3 @@ def operator(module: nn.Module, name: str = "weight") -> Operator:
     if not isinstance(weight, Tensor):
         raise ConfigurationError(f"{type(module).__name__} has no weight {name!r}")
     return Dense(weight)
-
-
-def residual(constraint: Constraint) -> float:
-    """The largest entry of |X^H X - I| of a constraint, in float64."""
-    value = geometry.orthonormality_residual(constraint.point)
-    return float(value.max()) if value.numel() else 0.0

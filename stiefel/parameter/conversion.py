@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError
+from stiefel.manifolds import GeooptStiefel, Stiefel
 from stiefel.parameter.constraint import Constraint, constraints
+from stiefel.parameter.riemannian import Riemannian
 from stiefel.parameter.storage import ConstraintList, coordinates_of, install, make_leaves, nearest
 from stiefel.parameter.via import make_chart
 from stiefel.parameter.views import MatrixView
 from stiefel.parametrizations import Parametrization
 
-__all__ = ["attach", "convert", "release"]
+__all__ = ["RebaseSchedule", "attach", "convert", "release"]
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -67,10 +69,12 @@ def convert(
         known = ", ".join(c.path for c in constraints(model)) or "none"
         raise ConfigurationError(f"no constrained weight {name!r}: the model has {known}")
     prepared = [(c, _converted(c, via, options)) for c in chosen]
+    if optimizer is not None:
+        for constraint, storage in prepared:
+            _check_exchange(optimizer, constraint, storage)
     for constraint, storage in prepared:
-        old = constraint.leaves
         if optimizer is not None:
-            _exchange(optimizer, old, list(storage.originals), constraint, storage)
+            _exchange(optimizer, constraint.leaves, list(storage.originals), storage)
         for module, tensor_name in constraint.owners:
             install(module, tensor_name, storage)
     return model
@@ -80,39 +84,55 @@ def _converted(
     constraint: Constraint, via: str | Parametrization, options: dict[str, Any]
 ) -> ConstraintList:
     """The new storage of one constraint, made without touching the old."""
-    point, leaf, old = constraint.point, constraint.leaves[0], constraint.storage
-    chart = make_chart(via, tuple(point.shape), options).to(point.device)
+    if not isinstance(constraint.manifold, Stiefel | GeooptStiefel):
+        raise ConfigurationError(
+            f"{constraint.path} is on {constraint.manifold}: only matrices with orthonormal "
+            "columns have charts. Say which weights to convert by name="
+        )
+    leaf, old = constraint.leaves[0], constraint.storage
+    point = constraint.point if old is None else old.exact_point()
+    chart = make_chart(via, tuple(point.shape), options, point.device)
+    chart.weight_dtype = None if old is None else old.chart.weight_dtype
     determinant = None if old is None else old.determinant
-    if old is not None:
-        chart.weight_dtype = old.chart.weight_dtype
-        point = old.point().detach().as_subclass(Tensor)
-    view = MatrixView(point.shape) if old is None else old.view
     coordinates = coordinates_of(chart, nearest(point)[0], determinant)
     return ConstraintList(
-        chart, view, make_leaves(chart, coordinates, leaf), determinant=determinant
+        chart,
+        MatrixView(point.shape) if old is None else old.view,
+        make_leaves(chart, coordinates, leaf),
+        determinant=determinant,
+        projected_distance=constraint.projected_distance,
     )
+
+
+def _check_exchange(
+    optimizer: torch.optim.Optimizer, constraint: Constraint, storage: ConstraintList
+) -> None:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if any(leaf.requires_grad and id(leaf) not in held for leaf in constraint.leaves):
+        raise ConfigurationError(
+            f"{constraint.path} is not trained by the {type(optimizer).__name__} that was given: "
+            "pass the optimizer that holds it, or none and make a new one"
+        )
+    if isinstance(storage.chart, Riemannian) and _moves_straight(optimizer):
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} cannot move {constraint.path} on its manifold: make the "
+            "optimizer with stiefel.optim.build(model, ...)"
+        )
 
 
 def _exchange(
     optimizer: torch.optim.Optimizer,
     old: list[Tensor],
     new: list[Tensor],
-    constraint: Constraint,
     storage: ConstraintList,
 ) -> None:
-    riemannian = storage.chart.name == "riemannian"
     exchange = getattr(optimizer, "exchange", None)
     if exchange is not None:
-        exchange(old, new, riemannian=riemannian)
+        exchange(old, new, riemannian=isinstance(storage.chart, Riemannian))
         return
-    if riemannian:
-        raise ConfigurationError(
-            f"{type(optimizer).__name__} cannot move {constraint.path} on its manifold: make the "
-            "optimizer with stiefel.optim.build(model, ...)"
-        )
-    place = {id(leaf): k for k, leaf in enumerate(old)}
+    gone = {id(leaf) for leaf in old}
     for group in optimizer.param_groups:
-        kept = [p for p in group["params"] if id(p) not in place]
+        kept = [p for p in group["params"] if id(p) not in gone]
         if len(kept) < len(group["params"]):
             group["params"] = kept + new
     for leaf in old:
@@ -123,7 +143,8 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Lets an optimizer that `stiefel.optim.build` did not make keep the rebase schedules.
 
     After every K-th ``optimizer.step()`` a chart with ``rebase_every=K`` is rebased, and the
-    optimizer's moments are moved along.
+    optimizer's moments are moved along. The count begins now; it is not part of a state_dict.
+    Attaching twice is attaching once.
 
     Args:
         model: The model whose constrained weights the optimizer trains.
@@ -134,39 +155,71 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             would move a Riemannian leaf off its manifold.
         LostManifoldError: If a Riemannian leaf has become a plain parameter.
     """
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    scheduled: list[Constraint] = []
-    for constraint in constraints(model):
-        constraint.check()
-        if any(leaf.requires_grad and id(leaf) not in held for leaf in constraint.leaves):
-            raise ConfigurationError(
-                f"{constraint.path} is not trained by this {type(optimizer).__name__}: make the "
-                "optimizer after stiefel.orthogonal, from model.parameters()"
-            )
-        if constraint.is_riemannian and type(optimizer).__module__.startswith("torch.optim"):
-            raise ConfigurationError(
-                f"torch's {type(optimizer).__name__} would move {constraint.path} off its "
-                "manifold: use stiefel.optim.build(model, ...) or stiefel.optim.RGD"
-            )
-        storage = constraint.storage
-        if storage is not None and storage.chart.rebase_every is not None:
-            storage.attached = True
-            scheduled.append(constraint)
-    if scheduled:
-        optimizer.register_step_post_hook(_RebaseSchedule(scheduled))
+    schedule = RebaseSchedule(model, optimizer)
+    if schedule.scheduled:
+        optimizer.register_step_post_hook(schedule)
 
 
-class _RebaseSchedule:
-    """A step hook that rebases each chart at its own period."""
+class RebaseSchedule:
+    """Rebases each chart that asks for it after every K-th step; a step hook of torch.
 
-    def __init__(self, scheduled: list[Constraint]) -> None:
-        self.scheduled = scheduled
-        self.steps = 0
+    Args:
+        model: The model.
+        optimizer: The optimizer that trains it; checked as `attach` says.
+        steps: How many steps have been taken.
+        renew: Whether to take over charts that this optimizer attends to already.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        steps: int = 0,
+        renew: bool = False,
+    ) -> None:
+        self.steps = steps
+        self.scheduled: list[Constraint] = []
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for constraint in constraints(model):
+            _check_held(constraint, optimizer, held)
+            storage = constraint.storage
+            if storage is None or storage.chart.rebase_every is None:
+                continue
+            if renew or not storage.is_attached_to(optimizer):
+                storage.attach(optimizer)
+                self.scheduled.append(constraint)
 
     def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Counts a step, and rebases the charts whose turn it is."""
         self.steps += 1
         for constraint in self.scheduled:
             storage = constraint.storage
             every = None if storage is None else storage.chart.rebase_every
             if every is not None and self.steps % every == 0:
                 constraint.rebase(optimizer)
+
+
+def _check_held(constraint: Constraint, optimizer: torch.optim.Optimizer, held: set[int]) -> None:
+    constraint.check()
+    if any(leaf.requires_grad and id(leaf) not in held for leaf in constraint.leaves):
+        raise ConfigurationError(
+            f"{constraint.path} is not trained by this {type(optimizer).__name__}: make the "
+            "optimizer after stiefel.orthogonal, from model.parameters()"
+        )
+    if constraint.is_riemannian and _moves_straight(optimizer):
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} would move {constraint.path} in a straight line, off its "
+            "manifold: use stiefel.optim.build(model, ...) or stiefel.optim.RGD"
+        )
+
+
+def _moves_straight(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer is one of torch's, or derived from one; geoopt's follow manifolds."""
+    families = [base.__module__.split(".")[0] for base in type(optimizer).__mro__]
+    torchs = [
+        base
+        for base in type(optimizer).__mro__
+        if base.__module__.startswith("torch.optim.") and base is not torch.optim.Optimizer
+    ]
+    return bool(torchs) and "geoopt" not in families

@@ -55,10 +55,12 @@ def orthogonal(
     """Constrains ``module.name`` to have orthonormal columns (rows, if it is wide).
 
     Afterwards ``module.name`` is the constrained weight, and what an optimizer trains is in
-    ``module.parameters()`` as before; make the optimizer after this call. The current value is
+    ``module.parameters()`` as before. The current value is
     kept where the chart can represent it, and projected to the nearest point when it is off the
     manifold (`Constraint.projected_distance` says how far); where the chart cannot, the chart's
-    own start is taken, with one warning.
+    own start is taken, with one warning. A weight that is constrained already goes on from its
+    point, with its view. The parameters are new objects: tie weights, and make the optimizer,
+    afterwards.
 
     Args:
         module: Any module with a matrix, a batch of matrices ``(..., n, p)``, or a convolution
@@ -97,8 +99,12 @@ def orthogonal(
     """
     tensor, old = _current(module, name)
     compute_dtype(tensor.dtype)
+    storage = storage_of(module, name)
+    if storage is not None:  # constrained before: what is not said stays as it was
+        view = storage.view if view is None else view
+        weight_dtype = storage.chart.weight_dtype if weight_dtype is None else weight_dtype
     the_view = make_view(view, module, tensor.shape)
-    chart = make_chart(via, the_view.matrix_shape, options)
+    chart = make_chart(via, the_view.matrix_shape, options, tensor.device)
     chart.weight_dtype = weight_dtype
     _check_determinant(determinant, the_view.matrix_shape, tensor)
     if tensor.is_complex() and not chart.complex:
@@ -110,7 +116,6 @@ def orthogonal(
         coordinates = (empty,) if isinstance(empty, Tensor) else tuple(empty)
         distance = 0.0
     else:
-        chart.to(tensor.device)
         with torch.no_grad():
             X = the_view.right_inverse(tensor.detach()).to(compute_dtype(tensor.dtype))
             coordinates, distance = _starting_coordinates(chart, X, init, determinant, generator)
@@ -131,8 +136,7 @@ def _current(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
                 f"{name!r} is already parametrized by another library: call torch.nn.utils."
                 f"parametrize.remove_parametrizations(module, {name!r}) first"
             )
-        with torch.no_grad():
-            return getattr(module, name), storage.originals[0]
+        return storage.view(storage.exact_point()), storage.originals[0]
     tensor = module._parameters.get(name, module._buffers.get(name))
     if tensor is None:
         found = [k for k, v in (*module.named_parameters(), *module.named_buffers()) if v.ndim > 1]

@@ -25,6 +25,7 @@ class Riemannian(Parametrization):
         inner: Metric of the manifold, ``"canonical"`` or ``"euclidean"``.
         retraction: Retraction of the manifold; ``"auto"`` chooses by shape.
         manifold: A manifold that replaces `inner` and `retraction`.
+        device: Where the point lives, for ``retraction="auto"``.
     """
 
     name = "riemannian"
@@ -41,10 +42,13 @@ class Riemannian(Parametrization):
         inner: str = "canonical",
         retraction: str = "cayley",
         manifold: Manifold | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__(n, p, batch=batch)
         self._manifold = (
-            Stiefel(inner, retraction, sizes=(self.n, self.p)) if manifold is None else manifold
+            Stiefel(inner, retraction, sizes=(self.n, self.p), device=device)
+            if manifold is None
+            else manifold
         )
 
     @property

@@ -8,6 +8,7 @@ off-manifold or foreign checkpoint is refused, and assigning to ``module.weight`
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.utils import parametrize
 from stiefel import geometry
 from stiefel.errors import DtypeError, NonFiniteError, RebaseError, RepresentationError
 from stiefel.geometry.determinant import determinant_sign
-from stiefel.manifolds import GeooptManifoldParameter, ManifoldParameter, restore_manifold
+from stiefel.manifolds import ManifoldParameter, restore_manifold
 from stiefel.numerics import compute_dtype, tolerance
 from stiefel.operators import Dense, Operator
 from stiefel.parameter.riemannian import Riemannian
@@ -87,7 +88,7 @@ class ConstraintList(parametrize.ParametrizationList):
         self.ntensors = len(originals)
         self.determinant = determinant
         self.projected_distance = projected_distance
-        self.attached = False
+        self._attached: tuple[int, weakref.ref[Any]] | None = None
         self._forwards = 0
         for key, original in zip(self.original_names, originals, strict=True):
             if isinstance(original, nn.Parameter):
@@ -116,8 +117,33 @@ class ConstraintList(parametrize.ParametrizationList):
         return self[1]  # pyright: ignore[reportReturnType]
 
     def point(self) -> Tensor:
-        """The point ``(*batch, n, p)``, differentiable."""
+        """The point ``(*batch, n, p)``, differentiable, in the dtype of the emitted weight."""
         return self.chart(*self.originals)
+
+    @torch.no_grad()
+    def exact_point(self) -> Tensor:
+        """The point in float32 or better, detached, however it is emitted."""
+        emitted = self.chart.weight_dtype
+        self.chart.weight_dtype = compute_dtype(self.originals[0].dtype)
+        try:
+            return self.point().detach().as_subclass(Tensor)
+        finally:
+            self.chart.weight_dtype = emitted
+
+    @property
+    def attached(self) -> bool:
+        """Whether a living optimizer keeps the rebase schedule; a copy starts without one."""
+        return self._attached is not None and self.is_attached_to(self._attached[1]())
+
+    def is_attached_to(self, optimizer: Any) -> bool:
+        """Whether this optimizer keeps the rebase schedule."""
+        if optimizer is None or self._attached is None or self._attached[0] != id(self):
+            return False
+        return self._attached[1]() is optimizer
+
+    def attach(self, optimizer: Any) -> None:
+        """Notes that an optimizer keeps the rebase schedule."""
+        self._attached = (id(self), weakref.ref(optimizer))
 
     def forward(self) -> Tensor:
         """The tensor that the module uses."""
@@ -217,6 +243,9 @@ class ConstraintList(parametrize.ParametrizationList):
         complaint = self._complaint(state_dict, prefix, local_metadata)
         if complaint is not None:
             error_msgs.append(f"{prefix[:-1]}: {complaint}")
+            for key, kept in self.chart.state_dict(prefix=f"{prefix}0.").items():
+                if key in state_dict:
+                    state_dict[key] = kept  # torch goes on to the chart, whose buffers stay too
             return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -234,10 +263,15 @@ class ConstraintList(parametrize.ParametrizationList):
                 f"{self.chart.name!r}. Call stiefel.convert(model, via={saved!r}) first, load, "
                 "and convert back"
             )
-        X = state_dict.get(prefix + "original")
-        if not isinstance(self.chart, Riemannian) or not isinstance(X, Tensor) or X.is_meta:
+        found = [state_dict.get(prefix + name) for name in self.original_names]
+        loaded = [t for t in found if isinstance(t, Tensor) and not t.is_meta]
+        if len(loaded) == len(found):
+            wrong = self.chart.complaint(loaded) or self._wrong_component(state_dict, prefix)
+            if wrong is not None:
+                return wrong
+        if not isinstance(self.chart, Riemannian) or not loaded:
             return None
-        leaf = self.originals[0]
+        X, leaf = loaded[0], self.originals[0]
         if X.shape != leaf.shape or X.numel() == 0:
             return None  # torch reports a wrong shape
         bound = max(tolerance(t.dtype, *X.shape[-2:]) for t in (X, leaf))
@@ -249,6 +283,24 @@ class ConstraintList(parametrize.ParametrizationList):
             f"{residual:.2e}, the tolerance is {bound:.2e}. Project it with "
             "stiefel.geometry.polar_factor before loading, or load it into the plain module and "
             "call stiefel.orthogonal after that"
+        )
+
+    def _wrong_component(self, state_dict: dict[str, Any], prefix: str) -> str | None:
+        """Whether a checkpoint would undo ``determinant=``."""
+        if self.determinant is None:
+            return None
+        flip, ours = state_dict.get(prefix + "0.flip"), getattr(self.chart, "flip", None)
+        if ours is not None and flip is not None:
+            other = flip.shape == ours.shape and bool((flip.to(ours) != ours).any())
+        else:
+            X = state_dict[prefix + "original"]
+            sign = sign_of_determinant(X) if isinstance(self.chart, Riemannian) else None
+            other = sign is not None and bool((sign != self.determinant).any())
+        if not other:
+            return None
+        return (
+            f"the checkpoint has determinant {-self.determinant:+d} and the weight was made with "
+            f"determinant={self.determinant:+d}: make it with the other sign, or without"
         )
 
 
@@ -331,8 +383,3 @@ def uninstall(module: nn.Module, name: str, tensor: Tensor) -> None:
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)
     else:
         setattr(module, name, tensor)
-
-
-def is_bare_point(tensor: object) -> bool:
-    """Whether a parameter of a user's own module carries a manifold."""
-    return isinstance(tensor, GeooptManifoldParameter)

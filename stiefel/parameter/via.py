@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from stiefel.errors import ConfigurationError, ShapeError, unknown
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parametrizations import CHARTS, Parametrization
@@ -21,6 +23,9 @@ SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "rgd-e-qr": ("riemannian", {"inner": "euclidean", "retraction": "qr"}),
 }
 
+#: Arguments of a chart that the door gives by itself.
+_GIVEN = ("self", "n", "p", "batch", "device")
+
 
 def via_names() -> list[str]:
     """Every name that ``via=`` takes."""
@@ -28,7 +33,10 @@ def via_names() -> list[str]:
 
 
 def make_chart(
-    via: str | Parametrization, shape: Sequence[int], options: dict[str, Any]
+    via: str | Parametrization,
+    shape: Sequence[int],
+    options: dict[str, Any],
+    device: torch.device | str | None = None,
 ) -> Parametrization:
     """Makes the chart for points of a shape.
 
@@ -36,6 +44,7 @@ def make_chart(
         via: A name, or a chart made by hand.
         shape: Shape ``(*batch, n, p)`` of the point.
         options: The chart's own options.
+        device: Where the weight lives.
 
     Returns:
         The chart.
@@ -57,7 +66,7 @@ def make_chart(
                 f"expected a chart for points of shape {tuple(shape)}, got one for "
                 f"{(*via.batch, via.n, via.p)}"
             )
-        return copy.deepcopy(via)  # the user's object may serve several weights
+        return copy.deepcopy(via).to(device)  # the user's object may serve several weights
     if via in SHORT_FORMS:
         via, implied = SHORT_FORMS[via]
         clash = sorted(set(implied) & set(options))
@@ -70,15 +79,13 @@ def make_chart(
     if via not in charts:
         raise unknown("via", via, via_names())
     chart = charts[via]
-    accepted = [
-        k
-        for k in inspect.signature(chart.__init__).parameters
-        if k not in ("self", "n", "p", "batch")
-    ]
+    accepted = [k for k in inspect.signature(chart.__init__).parameters if k not in _GIVEN]
     extra = sorted(set(options) - set(accepted))
     if extra:
         raise ConfigurationError(
             f"via={via!r} has no option {', '.join(map(repr, extra))}: its options are "
             f"{', '.join(accepted) or 'none'}"
         )
-    return chart(n, p, batch=tuple(batch), **options)
+    if chart is Riemannian:
+        options = {**options, "device": device}
+    return chart(n, p, batch=tuple(batch), **options).to(device)

@@ -132,6 +132,10 @@ class Parametrization(nn.Module, ABC):
         """Why the chart cannot represent X as its buffers are set now, and what to do; or None."""
         return None
 
+    def complaint(self, originals: Sequence[Tensor]) -> str | None:
+        """What is wrong with coordinates that come from a checkpoint, and what to do; or None."""
+        return None
+
     def rebase(self, originals: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Move]:
         """New originals of the same weight, and how an optimizer's moments follow.
 

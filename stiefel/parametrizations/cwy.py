@@ -12,7 +12,11 @@ from stiefel.errors import ConfigurationError, RepresentationError
 from stiefel.geometry.compact_wy import compact_wy
 from stiefel.geometry.determinant import determinant_sign
 from stiefel.geometry.reflections import householder_vectors
-from stiefel.geometry.wy_factors import column_norms, compact_wy_factors
+from stiefel.geometry.wy_factors import (
+    check_reflection_vectors,
+    column_norms,
+    compact_wy_factors,
+)
 from stiefel.numerics import compute_dtype, real_dtype, tolerance
 from stiefel.operators import CompactWY, Dense, Operator
 from stiefel.parametrizations.base import Move, Parametrization
@@ -190,6 +194,14 @@ class CWY(Parametrization):
             f"{ours.flatten().tolist()[:4]}, the matrix has {sign.flatten().int().tolist()[:4]}: "
             "leave determinant= out or give the sign of the matrix"
         )
+
+    def complaint(self, originals: Sequence[Tensor]) -> str | None:
+        """Reflection vectors without a direction."""
+        try:
+            check_reflection_vectors(originals[0])
+        except RepresentationError as error:
+            return str(error)
+        return None
 
     def rebase(self, originals: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Move]:
         """Normalises V (a zero vector is left alone) and rescales the moments; the weight stays.

@@ -117,6 +117,24 @@ def test_an_off_manifold_checkpoint_is_refused_before_anything_is_copied():
     assert all(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
 
 
+@pytest.mark.parametrize("via", ["cwy", "rgd-c-c"])
+def test_a_checkpoint_of_the_other_determinant_is_refused(via):
+    layers = [
+        stiefel.orthogonal(nn.Linear(4, 4), via=via, init="haar", determinant=d) for d in (1, -1)
+    ]
+    with pytest.raises(RuntimeError, match=r"determinant -1.*determinant=\+1"):
+        layers[0].load_state_dict(layers[1].state_dict())
+    assert torch.linalg.det(layers[0].weight).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_checkpoint_with_a_zero_reflection_is_refused():
+    layer = stiefel.orthogonal(nn.Linear(4, 4))
+    state = {k: v.clone() for k, v in layer.state_dict().items()}
+    state["parametrizations.weight.original"][:, 1] = 0
+    with pytest.raises(RuntimeError, match=r"1 reflection vector.*\[1\].*nonzero"):
+        layer.load_state_dict(state)
+
+
 def test_a_rounded_checkpoint_is_polished():
     model = Net("rgd-c-c", torch.float64)
     rounded = {k: v.float() if v.is_floating_point() else v for k, v in model.state_dict().items()}

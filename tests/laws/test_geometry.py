@@ -358,13 +358,26 @@ def test_residual_is_measured_in_float64_even_under_autocast(device):
 
 
 @pytest.mark.parametrize("name", geometry.RETRACTIONS)
-@pytest.mark.parametrize("guard", ["autocast", "precision"])
+@pytest.mark.parametrize("guard", ["autocast", "precision", "cuda tf32", "mkldnn bf16", "tf32"])
 def test_reduced_precision_never_reaches_a_retraction(name, guard, device):
     X, u, _ = sample(((), 64, 16), torch.float32, device)
     expected = geometry.RETRACTIONS[name](X, u)
     if guard == "autocast":
         with torch.autocast(device.type, dtype=torch.bfloat16):
             got = geometry.RETRACTIONS[name](X, u)
+    elif guard != "precision":  # torch's newer settings
+        holder = {
+            "cuda tf32": torch.backends.cuda.matmul,
+            "mkldnn bf16": torch.backends.mkldnn.matmul,
+            "tf32": torch.backends,
+        }[guard]
+        before = holder.fp32_precision
+        holder.fp32_precision = guard.split()[-1]
+        try:
+            got = geometry.RETRACTIONS[name](X, u)
+            assert holder.fp32_precision == guard.split()[-1]
+        finally:
+            holder.fp32_precision = before
     else:
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("medium")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stiefel.geometry.linear import inverse, solve
+
 __all__ = ["cayley_descent"]
 
 
@@ -31,11 +33,11 @@ def cayley_descent(X: Tensor, G: Tensor, rate: float | Tensor, metric: str) -> T
     A = (T - T.mH).mul_(rate if metric == "canonical" else rate / 2)
     M = torch.eye(p, dtype=X.dtype, device=X.device) - A / 2
     if n == p:
-        return X + X @ torch.linalg.solve(M, A)  # B = 0
+        return X + X @ solve(M, A)  # B = 0, and A and M commute
     B = _plus_product(G, X, T, alpha=-1).mul_(rate)
     C = B.mH @ B
     W = _plus_product(B, X, A - C / 2)
-    return _plus_product(X, W, torch.linalg.inv_ex(M + C / 4).inverse)
+    return _plus_product(X, W, inverse(M + C / 4))
 
 
 def _plus_product(Z: Tensor, X: Tensor, K: Tensor, alpha: int = 1) -> Tensor:
