@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stiefel.errors import ConfigurationError, RepresentationError, unknown
-from stiefel.init import INITIALIZERS
+from stiefel.errors import ConfigurationError, RepresentationError
+from stiefel.init import Initializer, fill_
 from stiefel.models.rollout import rollout
-from stiefel.parameter import operator, orthogonal
-from stiefel.parameter.via import make_chart
+from stiefel.parameter import operator, orthogonal, release
 from stiefel.parametrizations import Parametrization
 
 __all__ = ["Initializer", "RecurrentLayer"]
-
-Initializer = Callable[..., Any]
-
-
-def _initializer(init: str | Initializer) -> Initializer:
-    if callable(init):
-        return init
-    if init not in INITIALIZERS:
-        raise unknown("init", init, INITIALIZERS)
-    return INITIALIZERS[init]
-
-
-def _call(initializer: Initializer, tensor: Tensor, **offered: Any) -> None:
-    """Calls an initialiser with those of ``generator=`` and ``determinant=`` that it knows."""
-    known = inspect.signature(initializer).parameters
-    given = {name: value for name, value in offered.items() if value is not None and name in known}
-    with torch.no_grad():
-        result = initializer(tensor, **given)
-        if isinstance(result, Tensor) and result is not tensor:
-            tensor.copy_(result)
 
 
 class RecurrentLayer(nn.Module):
@@ -79,7 +56,7 @@ class RecurrentLayer(nn.Module):
     def _start(self, input_init: Initializer | None, generator: torch.Generator | None) -> None:
         """Input kernel Kaiming-normal (fan_in, relu), b = 0, beta ~ U(-0.01, 0.01)."""
         if input_init is not None:
-            _call(input_init, self.input.weight, generator=generator)
+            fill_(self.input.weight, input_init, generator=generator)
         else:
             nn.init.kaiming_normal_(self.input.weight, nonlinearity="relu", generator=generator)
         if self.input.bias is not None:
@@ -121,30 +98,23 @@ def _start_recurrent(
     options: dict[str, Any],
 ) -> None:
     """Sets the recurrent weight to its start and constrains it, through the one door."""
-    initializer = _initializer("henaff" if init is None else init)
-    if via is None:
-        if options:
-            raise ConfigurationError(
-                f"via=None is a plain weight and takes no options, got {sorted(options)}: name a "
-                "chart or a metric in via="
-            )
-        _call(initializer, module.weight, generator=generator, determinant=determinant)
-        return
-    door: dict[str, Any] = {
-        "via": via,
-        "determinant": determinant,
-        "generator": generator,
-        **options,
-    }
+    if via is None and options:
+        raise ConfigurationError(
+            f"via=None is a plain weight and takes no options, got {sorted(options)}: name a "
+            "chart or a metric in via="
+        )
+    if "weight_dtype" in options:
+        raise ConfigurationError(
+            "a recurrence computes in the dtype of its weights: expected no weight_dtype=, got "
+            f"{options['weight_dtype']}. Convert the whole model with .to(...)"
+        )
+    door: dict[str, Any] = {"determinant": determinant, "generator": generator, **options}
+    kind = "riemannian" if via is None else via
     try:
-        orthogonal(module, init=initializer, **door)
+        orthogonal(module, via=kind, init="henaff" if init is None else init, **door)
     except RepresentationError:
         if init is not None:
             raise
-        weight = module.weight
-        chart = make_chart(via, weight.shape, options)
-        if determinant is not None:
-            chart.set_determinant(torch.tensor(determinant))
-        with torch.no_grad():
-            weight.copy_(chart.start(weight.dtype, weight.device, generator))
-        orthogonal(module, init="keep", **door)
+        orthogonal(module, via=kind, init="chart", **door)
+    if via is None:
+        release(module)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -17,9 +15,8 @@ from stiefel.errors import (
     DtypeError,
     NonFiniteError,
     RepresentationError,
-    unknown,
 )
-from stiefel.init import INITIALIZERS
+from stiefel.init import Initializer, fill_, initializer
 from stiefel.numerics import compute_dtype
 from stiefel.parameter.storage import (
     ConstraintList,
@@ -37,7 +34,6 @@ from stiefel.parametrizations import Parametrization
 __all__ = ["orthogonal"]
 
 _Module = TypeVar("_Module", bound=nn.Module)
-Initializer = Callable[..., Any]
 
 
 def orthogonal(
@@ -70,8 +66,9 @@ def orthogonal(
             (``"rgd-c-c"``, ``"rgd-e-c"``, ``"rgd-c-qr"``, ``"rgd-e-qr"``), or a chart made by
             hand.
         init: None keeps the current value as said above; ``"keep"`` raises where that is not
-            possible; ``"haar"``, ``"henaff"``, ``"cayley"`` or a callable (``stiefel.init.haar_``,
-            ``torch.nn.init.orthogonal_``) sets a new value in place.
+            possible; ``"chart"`` takes the chart's own start; ``"haar"``, ``"henaff"``,
+            ``"cayley"`` or a callable (``stiefel.init.haar_``, ``torch.nn.init.orthogonal_``)
+            sets a new value.
         determinant: +1 or -1 fixes the component of a real square weight; None takes that of the
             current value.
         view: How the tensor is a matrix: ``"matrix"``, ``"convolution"``,
@@ -167,32 +164,27 @@ def _starting_coordinates(
     generator: torch.Generator | None,
 ) -> tuple[tuple[Tensor, ...], float]:
     """Coordinates of the current value, of a new one, or of the chart's own start."""
-    if isinstance(init, str) and init != "keep":
-        if init not in INITIALIZERS:
-            raise unknown("init", init, [*INITIALIZERS, "keep"])
-        init = INITIALIZERS[init]
-    if callable(init):
-        X = _initialized(init, X, determinant, generator)
-    try:
-        point, distance = nearest(X)
-        return coordinates_of(chart, point, determinant), distance if init in (
-            None,
-            "keep",
-        ) else 0.0
-    except (RepresentationError, NonFiniteError) as error:
-        if init == "keep" or callable(init):
-            raise RepresentationError(
-                f"chart {chart.name!r} cannot hold the value that init= asks for: {error}"
-            ) from error
-        warnings.warn(
-            f"stiefel.orthogonal: chart {chart.name!r} cannot keep the current value, it takes "
-            f"its own start instead. Reason: {error}. To choose the start, pass init= (for "
-            "instance init='haar'); to be told by an error, init='keep'",
-            UserWarning,
-            stacklevel=3,
-        )
+    if init not in (None, "keep", "chart"):
+        X = _initialized(initializer(init, ("keep", "chart")), X, determinant, generator)
+    if init != "chart":
+        try:
+            point, distance = nearest(X)
+            coordinates = coordinates_of(chart, point, determinant)
+            return coordinates, distance if init in (None, "keep") else 0.0
+        except (RepresentationError, NonFiniteError) as error:
+            if init is not None:
+                raise RepresentationError(
+                    f"chart {chart.name!r} cannot hold the value that init= asks for: {error}"
+                ) from error
+            warnings.warn(
+                f"stiefel.orthogonal: chart {chart.name!r} cannot keep the current value, it "
+                f"takes its own start instead. Reason: {error}. To choose the start, pass init= "
+                "(for instance init='haar'); to be told by an error, init='keep'",
+                UserWarning,
+                stacklevel=3,
+            )
     sign = sign_of_determinant(torch.nan_to_num(X))
-    if sign is not None:
+    if sign is not None and (init is None or determinant is not None):
         chart.set_determinant(sign if determinant is None else torch.full_like(sign, determinant))
     point = chart.start(X.dtype, X.device, generator)
     if determinant is not None:
@@ -203,16 +195,9 @@ def _starting_coordinates(
 def _initialized(
     init: Initializer, X: Tensor, determinant: int | None, generator: torch.Generator | None
 ) -> Tensor:
-    """Applies an initialiser, which may or may not know ``generator=`` and ``determinant=``."""
+    """A new value; the determinant is put right where the initialiser does not know of it."""
     value = X.clone(memory_format=torch.contiguous_format)
-    offered = {"generator": generator, "determinant": determinant}
-    try:
-        accepted = inspect.signature(init).parameters
-    except (TypeError, ValueError):
-        accepted = {}
-    keywords = {k: v for k, v in offered.items() if k in accepted and v is not None}
-    result = init(value, **keywords)
-    value = result if isinstance(result, Tensor) else value
-    if determinant is not None and "determinant" not in keywords:
+    passed = fill_(value, init, generator=generator, determinant=determinant)
+    if determinant is not None and "determinant" not in passed:
         value = geometry.with_determinant(nearest(value)[0], determinant)
-    return value.detach()
+    return value

@@ -85,6 +85,11 @@ class TestFallback:
         assert record[0].filename == __file__
         assert torch.linalg.matrix_rank(layer.weight.detach() - torch.eye(6), atol=1e-9) == 2
 
+    def test_the_charts_own_start_is_taken_in_silence_when_asked_for(self):
+        layer = stiefel.orthogonal(linear(6), reflections=2, init="chart")
+        difference = layer.weight.detach() - torch.eye(6)
+        assert torch.linalg.matrix_rank(difference, atol=1e-9) == 2
+
     def test_keep_raises(self):
         layer = linear(6)
         before = layer.weight.detach().clone()
@@ -258,7 +263,7 @@ class TestBadInput:
     def test_unknown_names_list_the_valid_ones(self):
         with pytest.raises(UnknownNameError, match=r"cwy, rgd-c-c.*tcwy\. Did you mean 'cwy'"):
             stiefel.orthogonal(linear(4), via="cyw")
-        with pytest.raises(UnknownNameError, match=r"cayley, haar, henaff, keep"):
+        with pytest.raises(UnknownNameError, match=r"cayley, chart, haar, henaff, keep"):
             stiefel.orthogonal(linear(4), init="har")
         with pytest.raises(UnknownNameError, match=r"blocks, convolution, matrix"):
             stiefel.orthogonal(linear(4), view="conv")
