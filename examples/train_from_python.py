@@ -43,4 +43,4 @@ def main(output: Path = Path("runs/example"), iterations: int = 300) -> dict[str
 
 
 if __name__ == "__main__":
-    main(*(Path(word) for word in sys.argv[1:2]))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/example"))

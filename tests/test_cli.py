@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -130,7 +131,7 @@ def test_the_resolved_configuration_runs_again(runs: dict[str, Path], tmp_path: 
     config = runs["rgd-c-qr"] / "config.yaml"
     values = yaml.safe_load(config.read_text())
     assert values["lr"] == 1e-3
-    assert values["lr_orthogonal"] == pytest.approx(1e-3 / summary(runs["rgd-c-qr"])["baseline"])
+    assert values["lr_orthogonal"] == pytest.approx(0.1 / (10 * np.log(8)))
     assert run("--config", config, "--output", tmp_path / "run") == 0
     assert summary(tmp_path / "run")["loss"] == summary(runs["rgd-c-qr"])["loss"]
     # a word on the command line goes before the file
@@ -153,7 +154,7 @@ def test_the_rule_of_learning_rates(task: str, method: str) -> None:
     made = make_task(options)
     found, lr = resolve(options, made), RECIPES[task].lr
     assert found.lr == lr
-    canonical = lr / made.baseline
+    canonical = 100 * lr / (made.baseline * made.length)
     expected = {
         "cwy": lr / 10,
         **dict.fromkeys(("rgd-c-c", "rgd-c-qr"), canonical),
@@ -326,3 +327,25 @@ def test_example_train_from_python(tmp_path: Path) -> None:
     shares = load_example("train_from_python")["main"](tmp_path, 10)
     assert set(shares) == {"cwy", "rgd-c-c"}
     assert (tmp_path / "cwy" / "summary.json").exists()
+
+
+# ------------------------------------------------------------------------------- processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["cwy", "rgd-e-qr"])
+def test_two_processes_train_as_one(method: str, tmp_path: Path) -> None:
+    words = ["copying", "--method", method, *TINY, "--batch-size", "33", "--threads", "1"]
+    command = [sys.executable, "-m", "stiefel.cli", "train", *words]
+    command += ["--devices", "cpu:2", "--output", str(tmp_path / "two")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("orthogonality error") == 1
+    assert run(*words, "--output", tmp_path / "one") == 0
+    two, one = (read_metrics(tmp_path / name / "metrics.csv") for name in ("two", "one"))
+    for ours, theirs in zip(two, one, strict=True):
+        for name in ("loss", "accuracy"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4)
+    assert summary(tmp_path / "two")["loss"] == pytest.approx(
+        summary(tmp_path / "one")["loss"], rel=1e-4
+    )
