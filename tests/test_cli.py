@@ -159,7 +159,7 @@ def test_the_rule_of_learning_rates(task: str, method: str) -> None:
         "cwy": lr / 10,
         **dict.fromkeys(("rgd-c-c", "rgd-c-qr"), canonical),
         **dict.fromkeys(("rgd-e-c", "rgd-e-qr"), 2 * canonical),
-        "unconstrained": lr / 100,
+        "unconstrained": lr / 10,
     }
     assert found.lr_orthogonal == pytest.approx(expected.get(method))
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from stiefel.errors import ConfigurationError
 
-__all__ = ["EVALUATION", "MODEL", "TRAINING", "permutation", "random_bits", "shard"]
+__all__ = ["EVALUATION", "TRAINING", "permutation", "random_bits", "shard"]
 
 #: Streams of one seed, disjoint: the words of a training step are never those of an evaluation.
-TRAINING, EVALUATION, MODEL = 0, 1, 2
+TRAINING, EVALUATION = 0, 1
 
 
 def random_bits(seed: int, stream: int, counter: int, count: int) -> npt.NDArray[np.uint64]:
@@ -25,7 +25,7 @@ def random_bits(seed: int, stream: int, counter: int, count: int) -> npt.NDArray
 
     Args:
         seed: The run's seed, 0 <= seed < 2^64.
-        stream: `TRAINING`, `EVALUATION` or `MODEL`.
+        stream: `TRAINING` or `EVALUATION`.
         counter: What is being drawn: a step or an epoch, 0 <= counter < 2^64.
         count: Number of words.
 
