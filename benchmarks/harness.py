@@ -325,7 +325,7 @@ def measure(study: Study, settings: Settings) -> Section:
             gc.enable()
     reference = times.get(study.reference)
     rows = [
-        Row(case.name, {}, f'not installed: pip install "stiefel[benchmarks]" ({case.package})')
+        Row(case.name, {}, f"not installed: pip install '.[benchmarks]' ({case.package})")
         if isinstance(case, Absent)
         else Row(
             case.name,

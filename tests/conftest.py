@@ -82,6 +82,15 @@ def _nothing_compiled() -> None:
         torch.compiler.reset()
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Many small operations: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def _global_state() -> dict[str, object]:
     return {
         "default dtype": torch.get_default_dtype(),

@@ -1,14 +1,23 @@
-"""Everything that the laws run over. A new piece is a line here and one file in the library."""
+"""Everything that the laws run over. A new piece is a line here and one file in the library.
+
+Wide matrices exist above the charts only: `tests/contracts/test_door.py` holds every ``via`` to the
+transpose of its tall twin.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from stiefel import geometry
 from stiefel.manifolds import Stiefel
+from stiefel.models import OrthogonalRNN, SequenceModel
+from stiefel.models.activations import NONLINEARITIES
+from stiefel.operators import CompactWY, Dense, Operator
 from stiefel.optim import RGD
 from stiefel.parametrizations import CHARTS as CHARTS_BY_NAME
 from stiefel.parametrizations import Parametrization
@@ -53,6 +62,18 @@ RETRACTIONS = [
     RetractionCase("qr", {"canonical": 2, "euclidean": 2}, 2),
     RetractionCase("cholesky_qr", {"canonical": 2, "euclidean": 2}, 2),
 ]
+
+#: ``transport(X, u, z)``: z carried to the point that the named retraction takes u to.
+TRANSPORTS: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    **{
+        f"projection-{name}": (
+            name,
+            lambda X, u, z, R=retraction: geometry.projection_transport(R(X, u), z),
+        )
+        for name, retraction in geometry.RETRACTIONS.items()
+    },
+    "cayley": ("cayley", geometry.cayley_transport),
+}
 
 # ------------------------------------------------------------------------------ manifolds
 MANIFOLDS = [
@@ -121,3 +142,34 @@ OPTIMIZERS = [
         _CAYLEY_MANIFOLDS,
     ),
 ]
+
+# ------------------------------------------------------------------------------ operators
+#: ``make(dtype, device)`` gives an operator of some (batch, n, p).
+OPERATORS: dict[str, Callable[[torch.dtype, torch.device], Operator]] = {
+    "dense": lambda dtype, device: Dense(torch.randn(2, 5, 3, dtype=dtype, device=device)),
+    **{
+        f"compact-wy-{columns}{'-flipped' if flipped else ''}": (
+            lambda dtype, device, p=columns, f=flipped: CompactWY(
+                torch.randn(2, 5, 2, dtype=dtype, device=device),
+                torch.randn(2, 5, 2, dtype=dtype, device=device),
+                columns=p,
+                flip=torch.tensor([1, -1], dtype=torch.int8, device=device) if f else None,
+            )
+        )
+        for columns, flipped in [(5, False), (5, True), (3, False)]
+    },
+}
+
+# --------------------------------------------------------------------------------- models
+#: ``make(via)``: a float64 model whose weights are trained that way; with an input for it.
+MODELS: dict[str, tuple[Callable[[str], nn.Module], Callable[[], Tensor]]] = {
+    f"orthogonal-rnn-{nonlinearity}": (
+        lambda via, f=nonlinearity: SequenceModel(
+            OrthogonalRNN(3, 6, num_layers=2, nonlinearity=f, via=via, dtype=torch.float64), 2
+        ),
+        lambda: torch.randn(5, 4, 3, dtype=torch.float64),
+    )
+    for nonlinearity in NONLINEARITIES
+}
+#: Ways to train a square weight.
+SQUARE_VIAS = ["cwy", "rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr"]

@@ -158,7 +158,7 @@ def test_absent_peer_says_how_to_install_it():
     section = measure(study(Goal("a", "slow", "peer", at_least=1), cases=cases), FAST)
     assert section.goals[0].met is None
     text = report.table(section.rows)
-    assert 'pip install "stiefel[benchmarks]"' in text
+    assert "pip install '.[benchmarks]'" in text
     assert len({line.count("|") for line in text.splitlines()}) == 1
 
 

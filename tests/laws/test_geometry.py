@@ -11,7 +11,7 @@ import torch
 from stiefel import geometry
 from stiefel.geometry.retractions import cayley_parts
 from stiefel.numerics import tolerance
-from tests.registry import DOUBLE, DTYPES, METRICS, RETRACTIONS, SHAPES
+from tests.registry import DOUBLE, DTYPES, METRICS, RETRACTIONS, SHAPES, TRANSPORTS
 
 ids = str
 
@@ -225,12 +225,15 @@ class TestExponentials:
 
 
 class TestTransports:
-    @pytest.mark.parametrize("retraction", geometry.RETRACTIONS)
-    def test_projection_lands_in_the_tangent_space(self, retraction, shape, dtype, device):
+    @pytest.mark.parametrize("name", TRANSPORTS)
+    def test_lands_in_the_tangent_space_and_is_linear(self, name, shape, dtype, device):
+        retraction, transport = TRANSPORTS[name]
         X, u, _ = sample(shape, dtype, device)
-        Y = geometry.RETRACTIONS[retraction](X, u)
-        z = geometry.projection_transport(Y, geometry.random_tangent(X))
-        assert geometry.tangency_residual(Y, z).max() < 20 * wide_bound(X)
+        Y, z, w = geometry.RETRACTIONS[retraction](X, u), *map(geometry.random_tangent, (X, X))
+        Tz, Tw = transport(X, u, z), transport(X, u, w)
+        assert geometry.tangency_residual(Y, Tz).max() < 20 * wide_bound(X)
+        assert (transport(X, u, 2 * z - w) - 2 * Tz + Tw).abs().max() < 20 * wide_bound(X)
+        assert (transport(X, torch.zeros_like(u), z) - z).abs().max() < 20 * wide_bound(X)
 
     def test_cayley_is_isometric_in_both_metrics(self, shape, dtype, device):
         X, u, _ = sample(shape, dtype, device)
@@ -398,9 +401,9 @@ def test_sixteen_bit_points_are_moved_in_float32(name, device):
     assert geometry.orthonormality_residual(got).max() < tolerance(torch.bfloat16, 16, 4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", geometry.RETRACTIONS)
 @pytest.mark.parametrize("lr", [0.01, 0.1])
+@pytest.mark.usefixtures("one_thread")
 def test_ten_thousand_noisy_steps_do_not_drift(name, lr, device):
     X, *_ = sample(((), 64, 16), torch.float32, device)
     for _ in range(10_000):
