@@ -16,6 +16,7 @@ from stiefel.errors import (
     DtypeError,
     LostManifoldError,
     NonFiniteError,
+    OffManifoldError,
     UnknownNameError,
 )
 from stiefel.optim import RGD
@@ -395,3 +396,27 @@ def test_a_batch_of_large_matrices_equals_the_loop(shape):
     for part in parts:
         RGD([part], lr=0.1).step()
     assert (whole - torch.stack([part.detach() for part in parts])).abs().max() < 1e-12
+
+
+def test_rates_that_are_no_numbers_are_refused():
+    for lr in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(ConfigurationError, match="finite lr"):
+            RGD([stiefel.ManifoldParameter(torch.eye(4, 2))], lr=lr)
+
+
+def test_a_point_that_was_overwritten_is_not_projected_in_silence():
+    X = stiefel.ManifoldParameter(torch.eye(6, 2))
+    optimizer = RGD([X], lr=0.1)
+    nn.init.normal_(X)
+    before = X.detach().clone()
+    X.grad = torch.ones(6, 2)
+    with pytest.raises(OffManifoldError, match="wrote into the parameter"):
+        optimizer.step()
+    assert torch.equal(X, before)
+
+
+def test_one_cycle_scheduler_cycles_the_momentum():
+    X = stiefel.ManifoldParameter(torch.eye(6, 2))
+    optimizer = RGD([X], lr=0.1, momentum=0.9)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=10)
+    assert optimizer.param_groups[0]["momentum"] == pytest.approx(0.95)

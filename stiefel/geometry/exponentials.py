@@ -44,6 +44,7 @@ def canonical_exponential(X: Tensor, u: Tensor) -> Tensor:
     """
     if X.shape[-2] == X.shape[-1]:
         return _square_exponential(X, u)
+    X, u = torch.broadcast_tensors(X, u)
     Pu = u - X @ (X.mH @ u) / 2
     U = torch.cat([Pu, X], dim=-1)
     V = torch.cat([X, -Pu], dim=-1)
@@ -65,6 +66,7 @@ def euclidean_exponential(X: Tensor, u: Tensor) -> Tensor:
     """
     if X.shape[-2] == X.shape[-1]:
         return _square_exponential(X, u)
+    X, u = torch.broadcast_tensors(X, u)
     A = skew(X.mH @ u)
     U = torch.cat([u, X], dim=-1)
     V = torch.cat([X, -u], dim=-1)

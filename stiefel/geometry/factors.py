@@ -60,7 +60,9 @@ def cholesky_qr_factor(Z: Tensor) -> Tensor:
         if shift:
             trace = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1).detach()
             gram = gram + (shift * trace)[..., None, None] * identity
-        R = torch.linalg.cholesky_ex(gram).L.mH
+        factor = torch.linalg.cholesky_ex(gram)
+        failed = (factor.info != 0)[..., None, None]  # rank deficient: NaN, not nonsense
+        R = torch.where(failed, torch.nan, factor.L).mH
         Z = torch.linalg.solve_triangular(R, Z, upper=True, left=False)
     return Z
 
@@ -92,9 +94,7 @@ def _polar_backward(grad: Tensor, W: Tensor, s: Tensor, Vh: Tensor, Z: Tensor) -
     return [2 * W @ (Vh.mH @ F @ Vh) + outside @ Vh]
 
 
-_polar_factor = differentiable(
-    _polar, _polar_backward, name="polar_factor", inputs=1, keep_result=True
-)
+_polar_factor = differentiable(_polar, _polar_backward, name="polar_factor", keep_result=True)
 
 
 @guarded

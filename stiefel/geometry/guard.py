@@ -48,6 +48,14 @@ def _check_same_kind(X: Tensor, other: Tensor) -> None:
         )
 
 
+def _check_same_sizes(X: Tensor, other: Tensor) -> None:
+    if other.ndim < 2 or other.shape[-2:] != X.shape[-2:]:
+        raise ShapeError(
+            f"expected a matrix of the point's size {tuple(X.shape[-2:])}, got a tensor of shape "
+            f"{tuple(other.shape)} for a point of shape {tuple(X.shape)}"
+        )
+
+
 def guarded(function: _F) -> _F:
     """Decorates a map ``f(X, *tensors, **options)`` on points ``(..., n, p)``.
 
@@ -61,6 +69,7 @@ def guarded(function: _F) -> _F:
         for other in (*args, *kwargs.values()):
             if isinstance(other, Tensor):
                 _check_same_kind(X, other)
+                _check_same_sizes(X, other)
         given, working = X.dtype, compute_dtype(X.dtype)
         with full_precision():
             if given == working:

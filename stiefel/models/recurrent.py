@@ -96,6 +96,8 @@ class OrthogonalRNN(nn.Module):
         if nonlinearity not in NONLINEARITIES:
             raise unknown("nonlinearity", nonlinearity, NONLINEARITIES)
         _check_sizes(input_size, hidden_size, num_layers, dropout)
+        if not (torch.get_default_dtype() if dtype is None else dtype).is_floating_point:
+            raise DtypeError(f"expected a real floating point dtype, got {dtype}")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.nonlinearity, self.batch_first, self.dropout = nonlinearity, batch_first, dropout
         self.bidirectional = bidirectional

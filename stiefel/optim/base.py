@@ -17,15 +17,21 @@ from torch import Tensor
 from stiefel.errors import (
     ConfigurationError,
     DtypeError,
-    LostManifoldError,
     NonFiniteError,
+    OffManifoldError,
     unknown,
 )
 from stiefel.geometry import polar_factor
-from stiefel.manifolds import Manifold, Stiefel
-from stiefel.numerics import compute_dtype, full_precision, tolerance
+from stiefel.manifolds import Manifold
+from stiefel.numerics import compute_dtype, full_precision
 from stiefel.optim.batches import Batch, Joint, Proposal, point_ndim, write
-from stiefel.optim.checks import all_finite, non_finite_error
+from stiefel.optim.checks import (
+    all_finite,
+    lost_manifold_error,
+    non_finite_error,
+    off_manifold,
+    place_in_groups,
+)
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS, untouched_where_non_finite
 
 __all__ = ["Plan", "RiemannianOptimizer", "manifold_of"]
@@ -50,7 +56,8 @@ class Plan:
     def gradients(self) -> Iterator[Tensor]:
         """All gradients, joined where they are."""
         yield from (batch.gradients for batch in self.batches)
-        yield from (leaf.grad for _, leaves in self.euclidean for leaf in leaves)  # pyright: ignore
+        for _, leaves in self.euclidean:
+            yield from (leaf.grad for leaf in leaves if leaf.grad is not None)
 
     def leaves(self) -> list[Tensor]:
         """All parameters that the step would move."""
@@ -109,10 +116,14 @@ class RiemannianOptimizer(torch.optim.Optimizer):
                     "used up by an earlier loop, or does the model have none?"
                 )
         super().__init__(params, {**_EUCLIDEAN_DEFAULTS, **defaults})
+        if euclidean != "adam":  # schedulers that cycle momentum would cycle betas in its place
+            self.defaults.pop("betas", None)
 
     # -- groups -----------------------------------------------------------------------------------
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group after checking it; see `torch.optim.Optimizer.add_param_group`."""
+        if "betas" not in self.defaults:  # taken out of them after the first groups
+            param_group = {"betas": _EUCLIDEAN_DEFAULTS["betas"], **param_group}
         super().add_param_group(param_group)
         try:
             self._check_group(self.param_groups[-1])
@@ -126,8 +137,8 @@ class RiemannianOptimizer(torch.optim.Optimizer):
         self._manifold_leaves.update(id(x) for x in leaves if manifold_of(x) is not None)
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        if group["lr"] < 0:
-            raise ConfigurationError(f"expected lr >= 0, got {group['lr']}")
+        if not 0 <= group["lr"] < float("inf"):
+            raise ConfigurationError(f"expected a finite lr >= 0, got {group['lr']}")
         for leaf in group["params"]:
             manifold = manifold_of(leaf)
             if manifold is None:
@@ -138,13 +149,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
     def _check_ordinary(self, leaf: Tensor) -> None:
         name = type(self).__name__
         if id(leaf) in self._manifold_leaves:
-            raise LostManifoldError(
-                f"{self.describe(leaf)}, shape {tuple(leaf.shape)}, was on a manifold when it was "
-                "given to the optimizer and is an ordinary parameter now: .to('meta'), "
-                "load_state_dict(assign=True) or one of torch's conversion flags replaced it. "
-                "Weights made by stiefel.orthogonal survive all of these; for a bare "
-                "ManifoldParameter, wrap the new value in one and make the optimizer again"
-            )
+            raise lost_manifold_error(f"{self.describe(leaf)} of shape {tuple(leaf.shape)}")
         if self.euclidean is None:
             raise ConfigurationError(
                 f"{name} moves parameters that are on a manifold, got an ordinary one, "
@@ -170,12 +175,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
 
     def describe(self, leaf: Tensor) -> str:
         """How errors call a parameter."""
-        for number, group in enumerate(self.param_groups):
-            for index, other in enumerate(group["params"]):
-                if other is leaf:
-                    name = group["param_names"][index] if "param_names" in group else ""
-                    return f"parameter {name or index} of group {number}"
-        return "a parameter"
+        return place_in_groups(leaf, self.param_groups)
 
     def exchange(
         self, old: Iterable[Tensor], new: Iterable[Tensor], *, riemannian: bool = True
@@ -200,8 +200,13 @@ class RiemannianOptimizer(torch.optim.Optimizer):
         """Adds leaves to a group that is there already, after checking them."""
         new = list(new)
         self._check_group({**group, "params": new})
+        group.pop("param_names", None)  # they would name the wrong leaves
         group["params"] = [*group["params"], *new]
         self._remember(new)
+
+    def check_exchange(self, new: Iterable[Tensor], *, riemannian: bool = True) -> None:
+        """Raises what `exchange` would raise for these leaves; changes nothing."""
+        self._check_group({**self.param_groups[0], "params": list(new)})
 
     def forget(self, gone: set[int]) -> None:
         """Drops the leaves whose ids are given, and their states."""
@@ -226,7 +231,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
             self._remember(x for group in self.param_groups for x in group["params"])
 
     # -- the step ---------------------------------------------------------------------------------
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Moves every parameter that has a gradient.
 
         Args:
@@ -287,9 +292,9 @@ class RiemannianOptimizer(torch.optim.Optimizer):
         return entry
 
     def _batch(self, group: dict[str, Any], leaves: list[Tensor], names: tuple[str, ...]) -> Batch:
-        manifold = self._manifolds[id(leaves[0].manifold)][1]  # pyright: ignore
+        manifold = self._manifolds[id(getattr(leaves[0], "manifold", None))][1]
         self._check_manifold_leaf(leaves[0], manifold, group)
-        gradients: list[Tensor] = [leaf.grad for leaf in leaves]  # pyright: ignore
+        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         for leaf, gradient in zip(leaves, gradients, strict=True):
             if gradient.layout is not torch.strided:
                 raise ConfigurationError(
@@ -331,7 +336,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
 
     def _on_manifold(self, batches: list[Batch], proposals: list[Proposal]) -> list[Proposal]:
         """Mends the points that floating point has lost; one flag is read in the usual case."""
-        lost = [_off_manifold(x, y.points) for x, y in zip(batches, proposals, strict=True)]
+        lost = [off_manifold(x.manifold, y.points) for x, y in zip(batches, proposals, strict=True)]
         flags = [mask.any() for mask in lost if mask is not None]
         by_device = {flag.device: [f for f in flags if f.device == flag.device] for flag in flags}
         if not any(bool(torch.stack(some).any()) for some in by_device.values()):
@@ -344,6 +349,15 @@ class RiemannianOptimizer(torch.optim.Optimizer):
     def _mend(self, batch: Batch, proposal: Proposal, lost: Tensor) -> Proposal:
         """Computes the lost points again in double precision, and the nearest point to each."""
         dtype = torch.complex128 if batch.points.is_complex() else torch.float64
+        before = off_manifold(batch.manifold, batch.points, slack=100)
+        if before is not None and bool(before.any()):
+            names = [self.describe(leaf) for leaf in batch.leaves[:3]]
+            raise OffManifoldError(
+                f"expected points on their manifold before the step, got one that is off it among "
+                f"{', '.join(names)}: something wrote into the parameter in place (an initialiser, "
+                "for instance). Nothing was changed. Assign to the module's weight instead, which "
+                "projects, or project with manifold.projx"
+            )
         again = self._propose(batch.choose(lost, dtype))
         if not all_finite([again.points, *again.state.values()]):
             names = [self.describe(leaf) for leaf in batch.leaves[:3]]
@@ -379,13 +393,3 @@ class RiemannianOptimizer(torch.optim.Optimizer):
                     step(group, leaves, self.state)
             else:
                 step(group, leaves, self.state)
-
-
-def _off_manifold(batch: Batch, points: Tensor) -> Tensor | None:
-    """Which points are off a `stiefel.Stiefel`, a mask over leading dimensions; None: unknown."""
-    if not isinstance(batch.manifold, Stiefel) or points.numel() == 0:
-        return None
-    n, p = points.shape[-2:]
-    gram = points.mH @ points
-    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return ~(gram.abs().amax((-2, -1)) <= tolerance(points.dtype, n, p))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -76,35 +76,33 @@ def build(
         >>> [(g["role"], g["lr"], len(g["params"])) for g in optimizer.param_groups]
         [('free', 0.001, 3), ('chart', 0.0001, 0), ('manifold', 0.01, 1)]
     """
-    if not any(True for _ in model.parameters()):
-        raise ConfigurationError(
-            f"expected a model with parameters, got {type(model).__name__} with none: build the "
-            "optimizer after the model is complete"
-        )
-    kind = _optimizer_class(optimizer)
-    lr_orthogonal = lr / 10 if lr_orthogonal is None else lr_orthogonal
-    lr_riemannian = lr_orthogonal if lr_riemannian is None else lr_riemannian
     free, charts, points = _leaves_by_role(model)
-    options = _checked(optimizer_options, "optimizer_options")
+    lr_orthogonal = lr / 10 if lr_orthogonal is None else lr_orthogonal
+    if lr_riemannian is None:  # a tensor of its own: schedulers change it in place
+        lr_riemannian = (
+            lr_orthogonal.clone() if isinstance(lr_orthogonal, Tensor) else lr_orthogonal
+        )
     further = _checked(riemannian_options, "riemannian_options")
     if issubclass(riemannian, RiemannianOptimizer):
         further.setdefault("skip_nonfinite", skip_nonfinite)
-    ordinary = kind(
-        [
-            {"params": free, "lr": lr, "role": "free", "steps": 0},
-            {"params": charts, "lr": lr_orthogonal, "role": "chart", "weight_decay": 0},
-        ],
-        lr=lr,  # pyright: ignore[reportCallIssue]
-        **options,
+    ordinary = _make(
+        _optimizer_class(optimizer),
+        {"params": free, "lr": lr, "role": "free", "steps": 0},
+        {"params": charts, "lr": lr_orthogonal, "role": "chart", "weight_decay": 0},
+        lr=lr,
+        **_checked(optimizer_options, "optimizer_options"),
     )
-    moving = riemannian(
-        [{"params": points, "lr": lr_riemannian, "role": "manifold"}],
-        lr=lr_riemannian,  # pyright: ignore[reportCallIssue]
-        **further,
-    )
+    points_group = {"params": points, "lr": lr_riemannian, "role": "manifold"}
+    moving = _make(riemannian, points_group, lr=lr_riemannian, **further)
     combined = CombinedOptimizer(model, ordinary, moving, skip_nonfinite=skip_nonfinite)
     combined.check()
     return combined
+
+
+def _make(
+    kind: Callable[..., torch.optim.Optimizer], /, *groups: dict[str, Any], **options: Any
+) -> torch.optim.Optimizer:
+    return kind(list(groups), **options)
 
 
 def _optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
@@ -137,10 +135,15 @@ def _checked(options: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
 
 def _leaves_by_role(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Ordinary parameters, chart coordinates and points, each in the order of the model."""
+    parameters: list[Tensor] = list(model.parameters())
+    if not parameters:
+        raise ConfigurationError(
+            f"expected a model with parameters, got {type(model).__name__} with none: build the "
+            "optimizer after the model is complete"
+        )
     charts = {id(x) for c in constraints(model) if not c.is_riemannian for x in c.leaves}
     for constraint in constraints(model):
         constraint.check()
-    parameters: list[Tensor] = list(model.parameters())
     points = [p for p in parameters if manifold_of(p) is not None]
     rest = [p for p in parameters if manifold_of(p) is None]
     return (

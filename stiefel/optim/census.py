@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from stiefel.errors import ConfigurationError, LostManifoldError
+from stiefel.errors import ConfigurationError
 from stiefel.optim.base import manifold_of
+from stiefel.optim.checks import lost_manifold_error
 from stiefel.parameter import constraints
 
 __all__ = ["Census"]
@@ -72,12 +73,7 @@ class Census:
             now = place.module._parameters.get(place.name)
             lost = now is not None and manifold_of(now) is None
             if place.on_manifold and lost and id(place.module) in paths:
-                raise LostManifoldError(
-                    f"{path} was on a manifold when the optimizer was made and is an ordinary "
-                    "parameter now: .to('meta'), load_state_dict(assign=True) or a conversion flag "
-                    "replaced it. Weights made by stiefel.orthogonal survive all of these; wrap "
-                    "the new value in a ManifoldParameter and build the optimizer again"
-                )
+                raise lost_manifold_error(path)
             if id(place.leaf) not in present:
                 raise ConfigurationError(
                     f"a leaf of shape {tuple(place.leaf.shape)} ({path}) that the optimizer holds "

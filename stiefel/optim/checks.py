@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefel.errors import NonFiniteError
+from stiefel.errors import LostManifoldError, NonFiniteError
+from stiefel.manifolds import Manifold, Stiefel
+from stiefel.numerics import tolerance
 
-__all__ = ["all_finite", "non_finite_error"]
+__all__ = [
+    "all_finite",
+    "lost_manifold_error",
+    "non_finite_error",
+    "off_manifold",
+    "place_in_groups",
+]
 
 _SHOWN = 5
 
@@ -36,6 +45,26 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     if all(bool(torch.isfinite(torch.stack(parts)).all()) for parts in sums.values()):
         return True
     return all(bool(torch.isfinite(tensor).all()) for tensor in kept)
+
+
+def place_in_groups(leaf: Tensor, groups: Iterable[Mapping[str, Any]]) -> str:
+    """How errors call a parameter: its name or number, and the number of its group."""
+    for number, group in enumerate(groups):
+        for index, other in enumerate(group["params"]):
+            if other is leaf:
+                name = group["param_names"][index] if "param_names" in group else ""
+                return f"parameter {name or index} of group {number}"
+    return "a parameter"
+
+
+def lost_manifold_error(what: str) -> LostManifoldError:
+    """Builds the error for `what`, a point that has become an ordinary parameter."""
+    return LostManifoldError(
+        f"{what} was on a manifold when it was given to the optimizer and is an ordinary "
+        "parameter now: .to('meta'), load_state_dict(assign=True) or one of torch's conversion "
+        "flags replaced it. Weights made by stiefel.orthogonal survive all of these; for a bare "
+        "ManifoldParameter, wrap the new value in one and make the optimizer again"
+    )
 
 
 def non_finite_error(leaves: Sequence[Tensor], describe: Callable[[Tensor], str]) -> NonFiniteError:
@@ -68,3 +97,22 @@ def non_finite_error(leaves: Sequence[Tensor], describe: Callable[[Tensor], str]
         "torch.autograd.detect_anomaly(); skip_nonfinite=True leaves such parameters where they "
         "are and steps the others"
     )
+
+
+def off_manifold(manifold: Manifold, points: Tensor, slack: float = 1) -> Tensor | None:
+    """Which points are off a `stiefel.Stiefel`, by the product X^H X in their own precision.
+
+    Args:
+        manifold: The manifold.
+        points: Points, shape ``(..., n, p)``.
+        slack: How many times `stiefel.tolerance` is still on it.
+
+    Returns:
+        A mask over the leading dimensions; None where that is not known.
+    """
+    if not isinstance(manifold, Stiefel) or points.numel() == 0:
+        return None
+    n, p = points.shape[-2:]
+    gram = points.mH @ points
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return ~(gram.abs().amax((-2, -1)) <= slack * tolerance(points.dtype, n, p))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stiefel.errors import ConfigurationError
 from stiefel.optim.base import Plan, RiemannianOptimizer, manifold_of
 from stiefel.optim.census import Census
-from stiefel.optim.checks import all_finite, non_finite_error
+from stiefel.optim.checks import all_finite, non_finite_error, place_in_groups
 from stiefel.optim.euclidean import untouched_where_non_finite
 from stiefel.parameter import RebaseSchedule
 
@@ -98,6 +98,15 @@ class CombinedOptimizer(torch.optim.Optimizer):
                 f"expected {sizes[0]} parameters in the groups {here}, got {sizes[1]}: the state "
                 "was saved with weights trained another way; stiefel.convert the model first"
             )
+        held = [p for group in self.param_groups for p in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for key, leaf in zip(keys, held, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if isinstance(value, Tensor) and value.ndim and value.shape != leaf.shape:
+                    raise ConfigurationError(
+                        f"expected {name} of shape {tuple(leaf.shape)} for {self.describe(leaf)}, "
+                        f"got {tuple(value.shape)}: the state was saved for another model"
+                    )
         super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -143,6 +152,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
         role = "manifold" if riemannian else "chart"
         group = next(g for g in self.param_groups if g["role"] == role)
         gone, new = {id(leaf) for leaf in old}, list(new)
+        for other in self.param_groups:
+            other.pop("param_names", None)  # they would name the wrong leaves
         moving = self.riemannian if isinstance(self.riemannian, RiemannianOptimizer) else None
         if riemannian and moving is not None:
             moving.accept(new, group)
@@ -155,6 +166,11 @@ class CombinedOptimizer(torch.optim.Optimizer):
         if moving is not None:
             moving.forget(gone)
         self._surveyed = False
+
+    def check_exchange(self, new: Iterable[Tensor], *, riemannian: bool) -> None:
+        """Raises what `exchange` would raise for these leaves; changes nothing."""
+        if riemannian and isinstance(self.riemannian, RiemannianOptimizer):
+            self.riemannian.check_exchange(new)
 
     # -- checks -----------------------------------------------------------------------------------
     def check(self) -> None:
@@ -178,14 +194,10 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for name, parameter in self.model.named_parameters():
             if parameter is leaf:
                 return name
-        for number, group in enumerate(self.param_groups):
-            for index, other in enumerate(group["params"]):
-                if other is leaf:
-                    return f"parameter {index} of group {number}"
-        return "a parameter"
+        return place_in_groups(leaf, self.param_groups)
 
     # -- the step ---------------------------------------------------------------------------------
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Moves every parameter that has a gradient, all or none.
 
         Args:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, unknown
-from stiefel.geometry import cayley_descent, cayley_transport, projection_transport
+from stiefel.geometry import cayley_descent, projection_transport
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal
@@ -142,9 +142,7 @@ def _move(
     manifold: Manifold, X: Tensor, u: Tensor, z: Tensor, transport: str
 ) -> tuple[Tensor, Tensor]:
     """The new point R_X(u), and the tangent vector z carried there."""
-    if not isinstance(manifold, Stiefel):
-        return manifold.retr_transp(X, u, z)
-    Y = manifold.retr(X, u)
-    if transport == "cayley":
-        return Y, cayley_transport(X, u, z)
-    return Y, projection_transport(Y, z)
+    if transport == "projection" and isinstance(manifold, Stiefel):
+        Y = manifold.retr(X, u)
+        return Y, projection_transport(Y, z)
+    return manifold.retr_transp(X, u, z)

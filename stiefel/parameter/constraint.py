@@ -12,8 +12,9 @@ from torch.nn.utils import parametrize
 from stiefel.errors import ConfigurationError, LostManifoldError, ShapeError
 from stiefel.manifolds import GeooptManifoldParameter, GeooptStiefel, Manifold, Stiefel
 from stiefel.operators import Dense, Operator
+from stiefel.parameter.points import nearest
 from stiefel.parameter.riemannian import Riemannian
-from stiefel.parameter.storage import ConstraintList, nearest, storage_of, uninstall
+from stiefel.parameter.storage import ConstraintList, storage_of, uninstall
 
 __all__ = ["Constraint", "constraints", "operator"]
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from stiefel.errors import ConfigurationError
 from stiefel.manifolds import GeooptStiefel, Stiefel
 from stiefel.parameter.constraint import Constraint, constraints
+from stiefel.parameter.points import coordinates_of, make_leaves, nearest
 from stiefel.parameter.riemannian import Riemannian
-from stiefel.parameter.storage import ConstraintList, coordinates_of, install, make_leaves, nearest
+from stiefel.parameter.storage import ConstraintList, install
 from stiefel.parameter.via import make_chart
 from stiefel.parameter.views import MatrixView
 from stiefel.parametrizations import Parametrization
@@ -94,7 +95,11 @@ def _converted(
     chart = make_chart(via, tuple(point.shape), options, point.device)
     chart.weight_dtype = None if old is None else old.chart.weight_dtype
     determinant = None if old is None else old.determinant
-    coordinates = coordinates_of(chart, nearest(point)[0], determinant)
+    if point.is_meta:
+        empty = chart.empty_originals(leaf.dtype, point.device)
+        coordinates = (empty,) if isinstance(empty, Tensor) else tuple(empty)
+    else:
+        coordinates = coordinates_of(chart, nearest(point)[0], determinant)
     return ConstraintList(
         chart,
         MatrixView(point.shape) if old is None else old.view,
@@ -113,6 +118,9 @@ def _check_exchange(
             f"{constraint.path} is not trained by the {type(optimizer).__name__} that was given: "
             "pass the optimizer that holds it, or none and make a new one"
         )
+    accepts = getattr(optimizer, "check_exchange", None)
+    if accepts is not None:
+        accepts(storage.originals, riemannian=isinstance(storage.chart, Riemannian))
     if isinstance(storage.chart, Riemannian) and _moves_straight(optimizer):
         raise ConfigurationError(
             f"{type(optimizer).__name__} cannot move {constraint.path} on its manifold: make the "

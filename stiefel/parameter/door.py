@@ -18,15 +18,8 @@ from stiefel.errors import (
 )
 from stiefel.init import Initializer, fill_, initializer
 from stiefel.numerics import compute_dtype
-from stiefel.parameter.storage import (
-    ConstraintList,
-    coordinates_of,
-    install,
-    make_leaves,
-    nearest,
-    sign_of_determinant,
-    storage_of,
-)
+from stiefel.parameter.points import coordinates_of, make_leaves, nearest, sign_of_determinant
+from stiefel.parameter.storage import ConstraintList, install, storage_of
 from stiefel.parameter.via import make_chart
 from stiefel.parameter.views import View, make_view
 from stiefel.parametrizations import Parametrization
@@ -51,16 +44,14 @@ def orthogonal(
     """Constrains ``module.name`` to have orthonormal columns (rows, if it is wide).
 
     Afterwards ``module.name`` is the constrained weight, and what an optimizer trains is in
-    ``module.parameters()`` as before. The current value is
-    kept where the chart can represent it, and projected to the nearest point when it is off the
-    manifold (`Constraint.projected_distance` says how far); where the chart cannot, the chart's
-    own start is taken, with one warning. A weight that is constrained already goes on from its
-    point, with its view. The parameters are new objects: tie weights, and make the optimizer,
-    afterwards.
+    ``module.parameters()`` as before. The current value is kept where the chart can represent it,
+    and projected to the nearest point when it is off the manifold
+    (`Constraint.projected_distance` says how far); where the chart cannot, the chart's own start
+    is taken, with one warning. A weight that is constrained already goes on from its point, with
+    its view. The parameters are new objects: tie weights, and make the optimizer, afterwards.
 
     Args:
-        module: Any module with a matrix, a batch of matrices ``(..., n, p)``, or a convolution
-            kernel.
+        module: A module with a matrix, matrices ``(..., n, p)``, or a convolution kernel.
         name: The weight.
         via: How it is trained: a chart (``"cwy"``, ``"tcwy"``), ``"riemannian"``, a short form
             (``"rgd-c-c"``, ``"rgd-e-c"``, ``"rgd-c-qr"``, ``"rgd-e-qr"``), or a chart made by
@@ -95,27 +86,12 @@ def orthogonal(
         True
     """
     tensor, old = _current(module, name)
-    compute_dtype(tensor.dtype)
-    storage = storage_of(module, name)
-    if storage is not None:  # constrained before: what is not said stays as it was
-        view = storage.view if view is None else view
-        weight_dtype = storage.chart.weight_dtype if weight_dtype is None else weight_dtype
-    the_view = make_view(view, module, tensor.shape)
-    chart = make_chart(via, the_view.matrix_shape, options, tensor.device)
-    chart.weight_dtype = weight_dtype
-    _check_determinant(determinant, the_view.matrix_shape, tensor)
-    if tensor.is_complex() and not chart.complex:
-        raise DtypeError(
-            f"chart {chart.name!r} has no complex form, got a weight of {tensor.dtype}"
+    chart, the_view = _chart_and_view(module, name, tensor, via, view, weight_dtype, options)
+    _check(chart, determinant, the_view.matrix_shape, tensor)
+    with torch.no_grad():
+        coordinates, distance = _starting_coordinates(
+            chart, the_view, tensor, init, determinant, generator
         )
-    if tensor.is_meta:
-        empty = chart.empty_originals(tensor.dtype, tensor.device)
-        coordinates = (empty,) if isinstance(empty, Tensor) else tuple(empty)
-        distance = 0.0
-    else:
-        with torch.no_grad():
-            X = the_view.right_inverse(tensor.detach()).to(compute_dtype(tensor.dtype))
-            coordinates, distance = _starting_coordinates(chart, X, init, determinant, generator)
     leaves = make_leaves(chart, coordinates, old)
     storage = ConstraintList(
         chart, the_view, leaves, determinant=determinant, projected_distance=distance
@@ -144,7 +120,40 @@ def _current(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
     return tensor.detach(), tensor
 
 
-def _check_determinant(determinant: int | None, shape: tuple[int, ...], tensor: Tensor) -> None:
+def _chart_and_view(
+    module: nn.Module,
+    name: str,
+    tensor: Tensor,
+    via: str | Parametrization,
+    view: str | tuple[str, float] | View | None,
+    weight_dtype: torch.dtype | None,
+    options: dict[str, Any],
+) -> tuple[Parametrization, View]:
+    """What the arguments of `orthogonal` ask for; what is not said stays as it was."""
+    storage = storage_of(module, name)
+    if storage is not None:
+        view = storage.view if view is None else view
+        weight_dtype = storage.chart.weight_dtype if weight_dtype is None else weight_dtype
+    the_view = make_view(view, module, tensor.shape)
+    chart = make_chart(via, the_view.matrix_shape, options, tensor.device)
+    chart.weight_dtype = weight_dtype
+    return chart, the_view
+
+
+def _check(
+    chart: Parametrization, determinant: int | None, shape: tuple[int, ...], tensor: Tensor
+) -> None:
+    compute_dtype(tensor.dtype)  # refuses integers
+    emitted = chart.weight_dtype or tensor.dtype
+    if compute_dtype(emitted).is_complex != tensor.is_complex():
+        raise DtypeError(
+            f"expected weight_dtype= to be {'complex' if tensor.is_complex() else 'real'}, as the "
+            f"weight of {tensor.dtype} is, got {emitted}"
+        )
+    if tensor.is_complex() and not chart.complex:
+        raise DtypeError(
+            f"chart {chart.name!r} has no complex form, got a weight of {tensor.dtype}"
+        )
     if determinant is None:
         return
     if determinant not in (-1, 1):
@@ -158,12 +167,17 @@ def _check_determinant(determinant: int | None, shape: tuple[int, ...], tensor: 
 
 def _starting_coordinates(
     chart: Parametrization,
-    X: Tensor,
+    view: View,
+    tensor: Tensor,
     init: str | Initializer | None,
     determinant: int | None,
     generator: torch.Generator | None,
 ) -> tuple[tuple[Tensor, ...], float]:
     """Coordinates of the current value, of a new one, or of the chart's own start."""
+    if tensor.is_meta:
+        empty = chart.empty_originals(tensor.dtype, tensor.device)
+        return (empty,) if isinstance(empty, Tensor) else tuple(empty), 0.0
+    X = view.right_inverse(tensor.detach()).to(compute_dtype(tensor.dtype))
     if init not in (None, "keep", "chart"):
         X = _initialized(initializer(init, ("keep", "chart")), X, determinant, generator)
     if init != "chart":

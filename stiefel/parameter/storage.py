@@ -15,51 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stiefel import geometry
-from stiefel.errors import DtypeError, NonFiniteError, RebaseError, RepresentationError
-from stiefel.geometry.determinant import determinant_sign
-from stiefel.manifolds import ManifoldParameter, restore_manifold
-from stiefel.numerics import compute_dtype, tolerance
+from stiefel.errors import ConfigurationError, DtypeError, RebaseError
+from stiefel.manifolds import restore_manifold
+from stiefel.numerics import compute_dtype
 from stiefel.operators import Dense, Operator
+from stiefel.parameter.checkpoints import complaint
+from stiefel.parameter.points import coordinates_of, nearest
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parameter.views import MatrixView, View
 from stiefel.parametrizations import Parametrization
 
-__all__ = ["ConstraintList", "install", "nearest", "sign_of_determinant", "storage_of", "uninstall"]
-
-
-@torch.no_grad()
-def nearest(X: Tensor) -> tuple[Tensor, float]:
-    """The nearest matrices with orthonormal columns, and how far they are.
-
-    A matrix that is on the manifold within `stiefel.tolerance` is returned as it is.
-
-    Args:
-        X: Matrices, shape ``(..., n, p)``.
-
-    Returns:
-        The points, and the Frobenius norm of the whole move.
-
-    Raises:
-        NonFiniteError: If `X` has a NaN or an infinity.
-    """
-    if not bool(torch.isfinite(X).all()):
-        raise NonFiniteError("expected finite entries, got NaN or infinity in the weight")
-    residual = geometry.orthonormality_residual(X)
-    if residual.numel() == 0 or float(residual.max()) <= tolerance(X.dtype, *X.shape[-2:]):
-        return X, 0.0
-    point = geometry.polar_factor(X)
-    return point, float(torch.linalg.vector_norm((point - X).to(compute_dtype(X.dtype))))
-
-
-def sign_of_determinant(X: Tensor) -> Tensor | None:
-    """Signs of the determinants of real square matrices, shape ``(...)``; None for others."""
-    if X.is_complex() or X.shape[-1] != X.shape[-2]:
-        return None
-    if X.shape[-1] == 0:
-        return X.new_ones(X.shape[:-2])
-    sign = determinant_sign(X)
-    return torch.where(sign < 0, -torch.ones_like(sign), torch.ones_like(sign))
+__all__ = ["ConstraintList", "install", "storage_of", "uninstall"]
 
 
 class ConstraintList(parametrize.ParametrizationList):
@@ -170,6 +136,14 @@ class ConstraintList(parametrize.ParametrizationList):
                 " ...), or call stiefel.attach(model, optimizer). This is raised once"
             )
 
+    def append(self, module: nn.Module) -> ConstraintList:
+        """Refuses a further parametrization: it would take the weight off the manifold."""
+        raise ConfigurationError(
+            f"the weight is constrained by chart {self.chart.name!r}: {type(module).__name__} on "
+            "top of it would undo that. Call stiefel.release first, or apply it to what the "
+            "module computes"
+        )
+
     # -- writing --------------------------------------------------------------------------------
     @torch.no_grad()
     def right_inverse(self, value: Tensor) -> None:
@@ -240,9 +214,12 @@ class ConstraintList(parametrize.ParametrizationList):
         error_msgs: list[str],
     ) -> None:
         """Refuses checkpoints of another chart or off the manifold, before anything is copied."""
-        complaint = self._complaint(state_dict, prefix, local_metadata)
-        if complaint is not None:
-            error_msgs.append(f"{prefix[:-1]}: {complaint}")
+        originals = dict(zip(self.original_names, self.originals, strict=True))
+        wrong = complaint(
+            self.chart, originals, self.determinant, state_dict, prefix, local_metadata
+        )
+        if wrong is not None:
+            error_msgs.append(f"{prefix[:-1]}: {wrong}")
             for key, kept in self.chart.state_dict(prefix=f"{prefix}0.").items():
                 if key in state_dict:
                     state_dict[key] = kept  # torch goes on to the chart, whose buffers stay too
@@ -253,117 +230,13 @@ class ConstraintList(parametrize.ParametrizationList):
         self._restore()
         self._polish()
 
-    def _complaint(
-        self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]
-    ) -> str | None:
-        saved = metadata.get("chart", self.chart.name)
-        if saved != self.chart.name:
-            return (
-                f"the checkpoint holds coordinates of chart {saved!r}, the model has chart "
-                f"{self.chart.name!r}. Call stiefel.convert(model, via={saved!r}) first, load, "
-                "and convert back"
-            )
-        found = [state_dict.get(prefix + name) for name in self.original_names]
-        loaded = [t for t in found if isinstance(t, Tensor) and not t.is_meta]
-        if len(loaded) == len(found):
-            wrong = self.chart.complaint(loaded) or self._wrong_component(state_dict, prefix)
-            if wrong is not None:
-                return wrong
-        if not isinstance(self.chart, Riemannian) or not loaded:
-            return None
-        X, leaf = loaded[0], self.originals[0]
-        if X.shape != leaf.shape or X.numel() == 0:
-            return None  # torch reports a wrong shape
-        bound = max(tolerance(t.dtype, *X.shape[-2:]) for t in (X, leaf))
-        residual = float(geometry.orthonormality_residual(X).max())
-        if residual <= bound:
-            return None
-        return (
-            f"the checkpoint is off the manifold: the largest entry of |X^H X - I| is "
-            f"{residual:.2e}, the tolerance is {bound:.2e}. Project it with "
-            "stiefel.geometry.polar_factor before loading, or load it into the plain module and "
-            "call stiefel.orthogonal after that"
-        )
-
-    def _wrong_component(self, state_dict: dict[str, Any], prefix: str) -> str | None:
-        """Whether a checkpoint would undo ``determinant=``."""
-        if self.determinant is None:
-            return None
-        flip, ours = state_dict.get(prefix + "0.flip"), getattr(self.chart, "flip", None)
-        if ours is not None and flip is not None:
-            other = flip.shape == ours.shape and bool((flip.to(ours) != ours).any())
-        else:
-            X = state_dict[prefix + "original"]
-            sign = sign_of_determinant(X) if isinstance(self.chart, Riemannian) else None
-            other = sign is not None and bool((sign != self.determinant).any())
-        if not other:
-            return None
-        return (
-            f"the checkpoint has determinant {-self.determinant:+d} and the weight was made with "
-            f"determinant={self.determinant:+d}: make it with the other sign, or without"
-        )
-
-
-def coordinates_of(
-    chart: Parametrization, point: Tensor, determinant: int | None = None
-) -> tuple[Tensor, ...]:
-    """The coordinates of a point; the chart's component is set to the point's.
-
-    Args:
-        chart: The chart; its component is as before if an error is raised.
-        point: A point ``(*batch, n, p)``.
-        determinant: +1 or -1 if the user fixed it.
-
-    Returns:
-        The originals.
-
-    Raises:
-        RepresentationError: If the chart cannot represent the point.
-    """
-    sign = sign_of_determinant(point)
-    if determinant is not None and sign is not None and bool((sign != determinant).any()):
-        raise RepresentationError(
-            f"the value has determinant {-determinant:+d} and determinant={determinant:+d} is "
-            "asked for: negate one of its rows, or leave determinant= out"
-        )
-    buffers = {key: value.clone() for key, value in chart.named_buffers()}
-    try:
-        if sign is not None:
-            chart.set_determinant(sign)
-        obstacle = chart.obstacle(point)
-        if obstacle is not None:
-            raise RepresentationError(obstacle)
-        coordinates = chart.right_inverse(point)
-    except Exception:
-        for key, value in chart.named_buffers():
-            value.copy_(buffers[key])
-        raise
-    return (coordinates,) if isinstance(coordinates, Tensor) else tuple(coordinates)
-
-
-def make_leaves(
-    chart: Parametrization, coordinates: tuple[Tensor, ...], like: Tensor
-) -> tuple[Tensor, ...]:
-    """Wraps coordinates as what `like` is: trainable or frozen parameters, or buffers."""
-    dtype = like.dtype
-    leaves = []
-    for tensor in coordinates:
-        kind = dtype if tensor.is_complex() == dtype.is_complex else dtype.to_real()
-        tensor = tensor.detach().to(kind).clone(memory_format=torch.contiguous_format)
-        if isinstance(like, nn.Parameter):
-            if isinstance(chart, Riemannian):
-                tensor = ManifoldParameter(tensor, chart.manifold, like.requires_grad, check=False)
-            else:
-                tensor = nn.Parameter(tensor, like.requires_grad)
-        leaves.append(tensor)
-    return tuple(leaves)
-
 
 def storage_of(module: nn.Module, name: str) -> ConstraintList | None:
     """The storage of a constrained weight, or None if it is not one of ours."""
     if not parametrize.is_parametrized(module, name):
         return None
-    storage = module.parametrizations[name]  # pyright: ignore
+    parametrizations: Any = module.parametrizations
+    storage = parametrizations[name]
     return storage if isinstance(storage, ConstraintList) else None
 
 
@@ -372,14 +245,15 @@ def install(module: nn.Module, name: str, storage: ConstraintList) -> None:
     if not parametrize.is_parametrized(module, name):
         parametrize.register_parametrization(module, name, nn.Identity())
     storage.train(module.training)
-    module.parametrizations[name] = storage  # pyright: ignore
+    parametrizations: Any = module.parametrizations
+    parametrizations[name] = storage
 
 
 def uninstall(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Makes ``module.name`` the plain parameter or buffer `tensor` again."""
     if parametrize.is_parametrized(module, name):
-        plain = parametrize.ParametrizationList([nn.Identity()], tensor)
-        module.parametrizations[name] = plain  # pyright: ignore
+        parametrizations: Any = module.parametrizations
+        parametrizations[name] = parametrize.ParametrizationList([nn.Identity()], tensor)
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)
     else:
         setattr(module, name, tensor)

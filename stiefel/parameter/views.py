@@ -150,7 +150,9 @@ class BlockView(View):
 
     def folded_shape(self) -> tuple[int, ...]:
         """(count, rows, columns)."""
-        if len(self.shape) != 2 or self.count < 1 or self.shape[0] % self.count:
+        if not isinstance(self.count, int) or self.count < 1:
+            raise ConfigurationError(f"expected a positive number of blocks, got {self.count!r}")
+        if len(self.shape) != 2 or self.shape[0] % self.count:
             raise ShapeError(
                 f"expected a matrix whose rows divide into {self.count} blocks, got shape "
                 f"{self.shape}: choose a count that divides the first dimension"
@@ -208,11 +210,13 @@ def make_view(
         return view
     if view is None:
         view = "convolution" if isinstance(module, _CONVOLUTIONS) else "matrix"
-    name, *option = (view,) if isinstance(view, str) else view
-    if name not in VIEWS:
-        raise unknown("view", name, VIEWS)
-    if name == "blocks" and not option:
+    name, *option = view if isinstance(view, tuple) and view else (view,)
+    if not isinstance(name, str) or name not in VIEWS:
+        raise unknown("view", view, VIEWS)
+    wanted = {"matrix": (0, 0), "convolution": (0, 1), "blocks": (1, 1)}.get(name, (0, 99))
+    if not wanted[0] <= len(option) <= wanted[1]:
         raise ConfigurationError(
-            "view='blocks' needs the number of blocks: pass view=('blocks', count)"
+            f"expected view='matrix', 'convolution', ('convolution', scale) or ('blocks', count), "
+            f"got {view!r}"
         )
     return VIEWS[name](shape, *option)

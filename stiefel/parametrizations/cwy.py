@@ -81,8 +81,8 @@ class CWY(Parametrization):
         reflections: int | None = None,
     ) -> None:
         super().__init__(n, p, batch=batch)
-        self.reflections = self.p if reflections is None else int(reflections)
-        if not 1 <= self.reflections <= n:
+        self.reflections = self.p if reflections is None else reflections
+        if not isinstance(self.reflections, int) or not 1 <= self.reflections <= n:
             raise ConfigurationError(
                 f"chart {self.name!r}: expected 1 <= reflections <= n = {n}, got {reflections}: "
                 f"{self.p} reflections cover every {n} x {self.p} matrix that the chart can hold"

@@ -106,6 +106,14 @@ class TestConvert:
         assert (model.weight - expected).abs().max() < bound
         assert (model(x) - y).abs().max() < 10 * bound
 
+    def test_on_meta(self):
+        with torch.device("meta"):
+            layer = stiefel.orthogonal(nn.Linear(4, 4))
+        stiefel.convert(layer, "rgd-c-c")
+        source = stiefel.orthogonal(nn.Linear(4, 4), via="rgd-c-c")
+        layer.load_state_dict(source.state_dict(), assign=True)
+        assert torch.equal(layer.weight, source.weight)
+
     def test_one_weight_by_name(self):
         model = nn.Sequential(square(), square())
         stiefel.convert(model, "rgd-c-qr", name="1.weight")
@@ -339,6 +347,37 @@ class TestWrongOptimizers:
         twin(x), twin(x)
         with pytest.raises(RebaseError):
             twin(x)
+
+    def test_a_refusal_half_way_changes_nothing(self):
+        model = nn.Sequential(
+            stiefel.orthogonal(nn.Linear(4, 4)), stiefel.orthogonal(nn.Linear(4, 4).bfloat16())
+        )
+        optimizer = stiefel.optim.build(model, lr=0.1)
+        with pytest.raises(TypeError, match="float32 or better"):
+            stiefel.convert(model, "rgd-c-c", optimizer=optimizer)
+        assert [c.via for c in stiefel.constraints(model)] == ["cwy", "cwy"]
+        optimizer.check()
+
+    def test_scheduled_tensor_rates_are_each_their_own(self):
+        model = nn.Sequential(square("cwy"), square("rgd-c-c"))
+        optimizer = stiefel.optim.build(model, lr=torch.tensor(1.0))
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        scheduler.step(1.0)
+        scheduler.step(2.0)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        assert rates == pytest.approx([0.5, 0.05, 0.05])
+
+    def test_state_of_another_model_is_refused_before_a_step(self):
+        def trained(reflections):
+            chart = CWY(4, reflections=reflections)
+            layer = square(chart, init="chart")
+            optimizer = stiefel.optim.build(layer, lr=0.1)
+            layer(torch.randn(2, 4, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+            return optimizer
+
+        with pytest.raises(ConfigurationError, match=r"shape \(4, 2\).*\(4, 3\)"):
+            trained(2).load_state_dict(trained(3).state_dict())
 
 
 class TestConstrainingAgain:

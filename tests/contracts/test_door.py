@@ -289,6 +289,27 @@ class TestBadInput:
         with pytest.raises(ConfigurationError, match="remove_parametrizations"):
             stiefel.orthogonal(theirs)
 
+    @pytest.mark.parametrize("view", [5, (), ("matrix", 3), ("blocks", 2.0), "blocks"])
+    def test_views_that_are_none(self, view):
+        with pytest.raises(ValueError, match=r"view|blocks"):
+            stiefel.orthogonal(linear(4), view=view)
+
+    def test_values_of_the_wrong_kind(self):
+        with pytest.raises(UnknownNameError, match="init 5"):
+            stiefel.orthogonal(linear(4), init=5)
+        with pytest.raises(ConfigurationError, match=r"reflections.*2\.5"):
+            stiefel.orthogonal(linear(4), reflections=2.5)
+        for dtype in (torch.int32, torch.complex64):
+            with pytest.raises(DtypeError, match="expected"):
+                stiefel.orthogonal(linear(4), weight_dtype=dtype)
+
+    def test_a_parametrization_on_top_is_refused(self):
+        layer = stiefel.orthogonal(linear(4))
+        W = layer.weight.detach().clone()
+        with pytest.raises(ConfigurationError, match=r"release"):
+            nn.utils.parametrizations.spectral_norm(layer)
+        assert torch.equal(layer.weight, W)
+
     def test_reflections_and_determinants_out_of_range(self):
         with pytest.raises(ConfigurationError, match="reflections"):
             stiefel.orthogonal(linear(4), reflections=5)

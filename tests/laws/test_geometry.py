@@ -436,6 +436,15 @@ class TestBadInput:
         with pytest.raises(TypeError, match=r"one dtype and device.*float32.*float64"):
             geometry.cayley_retraction(torch.eye(4, 2), torch.zeros(4, 2, dtype=torch.float64))
 
+    @pytest.mark.parametrize("name", geometry.RETRACTIONS)
+    def test_vectors_of_another_size_are_refused(self, name):
+        for size in ((5, 3), (5, 1), (2,)):
+            with pytest.raises(ValueError, match=r"size \(5, 2\)"):
+                geometry.RETRACTIONS[name](torch.eye(5, 2), torch.zeros(size))
+
+    def test_a_rank_deficient_matrix_has_no_cholesky_qr(self):
+        assert torch.isnan(geometry.cholesky_qr_factor(torch.ones(5, 2))).all()
+
     def test_integers_are_refused(self):
         with pytest.raises(TypeError, match="floating point or complex"):
             geometry.polar_factor(torch.eye(3, dtype=torch.int64))

@@ -1,0 +1,95 @@
+"""What a checkpoint must be to be loaded into a constrained weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefel import geometry
+from stiefel.numerics import tolerance
+from stiefel.parameter.points import sign_of_determinant
+from stiefel.parameter.riemannian import Riemannian
+from stiefel.parametrizations import Parametrization
+
+__all__ = ["complaint"]
+
+
+def complaint(
+    chart: Parametrization,
+    originals: dict[str, Tensor],
+    determinant: int | None,
+    state_dict: dict[str, Any],
+    prefix: str,
+    metadata: dict[str, Any],
+) -> str | None:
+    """Why a checkpoint must not be loaded, and what to do; None if it may.
+
+    Args:
+        chart: The chart that would read it.
+        originals: The originals that are there now, by name.
+        determinant: +1 or -1 where the user fixed the component.
+        state_dict: The checkpoint.
+        prefix: Of the storage's keys in it.
+        metadata: What torch saved beside it, if that is still there.
+    """
+    saved = metadata.get("chart", chart.name)
+    if saved != chart.name:
+        return _foreign(saved, chart.name)
+    found = [state_dict.get(prefix + name) for name in originals]
+    loaded = [t for t in found if isinstance(t, Tensor) and not t.is_meta]
+    shapes = [t.shape for t in originals.values()]
+    if not loaded or [t.shape for t in loaded] != shapes or loaded[0].numel() == 0:
+        return None  # torch reports what is missing or has another shape
+    X, leaf = loaded[0], next(iter(originals.values()))
+    residual = float(geometry.orthonormality_residual(X).max())
+    bound = max(tolerance(t.dtype, *X.shape[-2:]) for t in (X, leaf))
+    if not isinstance(chart, Riemannian):
+        if "chart" not in metadata and X.shape[-1] > 1 and residual <= bound:
+            return _foreign("riemannian", chart.name)
+        return chart.complaint(loaded) or _component(chart, X, determinant, state_dict, prefix)
+    if not residual <= bound:
+        return (
+            f"the checkpoint is off the manifold: the largest entry of |X^H X - I| is "
+            f"{residual:.2e}, the tolerance is {bound:.2e}. Project it with "
+            "stiefel.geometry.polar_factor before loading, or load it into the plain module and "
+            "call stiefel.orthogonal after that"
+        )
+    return _component(chart, X, determinant, state_dict, prefix)
+
+
+def _foreign(saved: str, ours: str) -> str:
+    return (
+        f"the checkpoint holds coordinates of chart {saved!r}, the model has chart {ours!r}. Call "
+        f"stiefel.convert(model, via={saved!r}) first, load, and convert back"
+    )
+
+
+def _component(
+    chart: Parametrization,
+    X: Tensor,
+    determinant: int | None,
+    state_dict: dict[str, Any],
+    prefix: str,
+) -> str | None:
+    """Whether a checkpoint would undo ``determinant=``."""
+    if determinant is None:
+        return None
+    flip, ours = state_dict.get(prefix + "0.flip"), getattr(chart, "flip", None)
+    if isinstance(chart, Riemannian):
+        sign = sign_of_determinant(X)
+        other = sign is not None and bool((sign != determinant).any())
+    else:
+        other = (
+            isinstance(flip, Tensor)
+            and isinstance(ours, Tensor)
+            and flip.shape == ours.shape
+            and not torch.equal(flip.to(ours), ours)
+        )
+    if not other:
+        return None
+    return (
+        f"the checkpoint has determinant {-determinant:+d} and the weight was made with "
+        f"determinant={determinant:+d}: make it with the other sign, or without"
+    )
