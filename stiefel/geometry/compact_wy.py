@@ -150,9 +150,7 @@ def _square_backward(
     return _gradients(_project(dU, U, V), phases, dphi)
 
 
-_square = differentiable(
-    _square_forward, _square_backward, name="compact_wy", inputs=2, keep_result=True
-)
+_square = differentiable(_square_forward, _square_backward, name="compact_wy", keep_result=True)
 
 
 # ------------------------------------------- thin (2L < n) or truncated to p columns
@@ -239,7 +237,7 @@ def _thin_backward(
     return _gradients(_project(dU, U, V), phases, dphi)
 
 
-_thin = differentiable(_thin_forward, _thin_backward, name="compact_wy", inputs=2)
+_thin = differentiable(_thin_forward, _thin_backward, name="compact_wy")
 
 
 # ------------------------------------------------------------------------------- the map

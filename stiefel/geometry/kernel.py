@@ -12,7 +12,7 @@ way pass gradcheck, `torch.func.grad`, `torch.vmap`, `torch.compile` with ``full
     @kernel_op("my_map_backward", "(Tensor grad, Tensor saved, Tensor x) -> Tensor[]", fake=...)
     def _backward(grad, saved, x): ...         # gradients of the first inputs, in order
 
-    my_map = differentiable(_forward, _backward, name="my_map", inputs=1)
+    my_map = differentiable(_forward, _backward, name="my_map")
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from stiefel.errors import DoubleBackwardError
 from stiefel.numerics import full_precision
 
-__all__ = ["differentiable", "kernel_op"]
+__all__ = ["differentiable", "first_derivative", "kernel_op"]
 
 
 def kernel_op(
@@ -70,19 +70,39 @@ def kernel_op(
     return register
 
 
-def _batched(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
-    """Moves the mapped dimension of every tensor to the front, where batches lead anyway."""
-    return [
+def _leading_vmap(
+    function: type[torch.autograd.Function], size: int, in_dims: Sequence[Any], args: Sequence[Any]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """One call, the mapped dimension of every tensor in front, where batches lead anyway."""
+    moved = [
         arg
         if not isinstance(arg, Tensor)
-        else arg.expand(info.batch_size, *arg.shape)
+        else arg.expand(size, *arg.shape)
         if dim is None
         else arg.movedim(dim, 0)
         for arg, dim in zip(args, in_dims, strict=True)
     ]
+    results: Any = function.apply(*moved)
+    return results, (0,) * len(results)
 
 
-def _backward_function(backward_op: Callable[..., Any], name: str) -> type:
+def first_derivative(
+    backward_op: Callable[..., Any],
+    refusal: str,
+    vmap_rule: Callable[..., tuple[Any, Any]] = _leading_vmap,
+) -> type[torch.autograd.Function]:
+    """Makes a backward operator a function whose own derivative is an error.
+
+    Args:
+        backward_op: Returns the gradients, as a list.
+        refusal: What the `DoubleBackwardError` says.
+        vmap_rule: ``vmap_rule(function, size, in_dims, args)`` returns the results of `torch.vmap`
+            and their mapped dimensions; by default batches are in front of every tensor.
+
+    Returns:
+        The function; ``apply`` it to the arguments of `backward_op`.
+    """
+
     class Backward(torch.autograd.Function):
         """The first derivative; its own derivative is an error."""
 
@@ -96,16 +116,11 @@ def _backward_function(backward_op: Callable[..., Any], name: str) -> type:
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            raise DoubleBackwardError(
-                f"{name} has a hand-written first derivative only. For second derivatives "
-                "(Hessian products, gradient penalties) use a Riemannian weight "
-                "(via='riemannian'), whose point is itself the leaf"
-            )
+            raise DoubleBackwardError(refusal)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-            results = Backward.apply(*_batched(info, in_dims, args))
-            return results, (0,) * len(results)  # pyright: ignore[reportArgumentType]
+            return vmap_rule(Backward, info.batch_size, in_dims, args)
 
     return Backward
 
@@ -115,7 +130,6 @@ def differentiable(
     backward_op: Callable[..., Any],
     *,
     name: str,
-    inputs: int,
     keep_result: bool = False,
 ) -> Callable[..., Tensor]:
     """Joins a forward and a backward operator into one differentiable function.
@@ -125,16 +139,35 @@ def differentiable(
     Args:
         forward_op: ``forward_op(*args)`` returns ``(result, *saved)``.
         backward_op: ``backward_op(grad, [result,] *saved, *args)`` returns the gradients of the
-            first arguments, as a list; it may be shorter than `inputs`, the rest is None.
+            first arguments, as a list; the rest have none.
         name: How error messages call the function.
-        inputs: How many of the leading arguments are differentiable (tensors, or None).
         keep_result: Whether backward_op also takes the result.
 
     Returns:
         ``function(*args) -> result``.
     """
-    backward_function = _backward_function(backward_op, name)
-    first = 0 if keep_result else 1
+    derivative = first_derivative(
+        backward_op,
+        f"{name} has a hand-written first derivative only. For second derivatives "
+        "(Hessian products, gradient penalties) use a Riemannian weight "
+        "(via='riemannian'), whose point is itself the leaf",
+    )
+    Forward = _forward_function(forward_op, backward_op, derivative, 0 if keep_result else 1)
+
+    def function(*args: Any) -> Tensor:
+        return Forward.apply(*args)[0]
+
+    function.__name__ = name
+    return function
+
+
+def _forward_function(
+    forward_op: Callable[..., Any],
+    backward_op: Callable[..., Any],
+    derivative: type[torch.autograd.Function],
+    first: int,
+) -> type[torch.autograd.Function]:
+    """The function of `differentiable`; outputs from number `first` on are kept for backward."""
 
     class Forward(torch.autograd.Function):
         """The map itself; what backward needs are further, non-differentiable outputs."""
@@ -163,27 +196,20 @@ def differentiable(
             for is_tensor, plain in zip(ctx.is_tensor, ctx.plain, strict=True):
                 args.append(tensors.pop(0) if is_tensor else plain)
             outputs = saved[: ctx.saved_outputs]
-            if torch.compiler.is_compiling():  # compiled graphs refuse double backward themselves
-                results = list(backward_op(grads[0], *outputs, *args))
-            else:
-                results = list(backward_function.apply(grads[0], *outputs, *args))  # pyright: ignore
+            # compiled graphs refuse a double backward themselves
+            backward: Any = backward_op if torch.compiler.is_compiling() else derivative.apply
+            results = list(backward(grads[0], *outputs, *args))
             return tuple(results + [None] * (count - len(results)))
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-            results = Forward.apply(*_batched(info, in_dims, args))
-            return results, (0,) * len(results)  # pyright: ignore[reportArgumentType]
+            return _leading_vmap(Forward, info.batch_size, in_dims, args)
 
     # Without a gradient, Dynamo compares the number of parameters to see if forward takes ctx.
-    Forward.forward.__signature__ = inspect.Signature(  # pyright: ignore
+    Forward.forward.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
         [
             inspect.Parameter(argument.name, inspect.Parameter.POSITIONAL_ONLY)
-            for argument in forward_op._schema.arguments  # pyright: ignore
+            for argument in forward_op._schema.arguments
         ]
     )
-
-    def function(*args: Any) -> Tensor:
-        return Forward.apply(*args)[0]  # pyright: ignore[reportOptionalSubscript]
-
-    function.__name__ = name
-    return function
+    return Forward

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from stiefel.errors import (
     ConfigurationError,
-    DoubleBackwardError,
     DtypeError,
     ShapeError,
     unknown,
 )
-from stiefel.geometry.kernel import kernel_op
+from stiefel.geometry.kernel import first_derivative, kernel_op
 from stiefel.models._walk import Problem, walk_backward, walk_forward
 from stiefel.models.activations import NONLINEARITIES
 from stiefel.numerics import compute_dtype
@@ -179,29 +178,15 @@ def _batched(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) 
     return (states, last, negative.unflatten(1, (size, -1))), (1, 0, 1)
 
 
-class _RolloutBackward(torch.autograd.Function):
-    """The gradients of `_Rollout`, of which no further derivative is written."""
-
-    @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, ...]:
-        return tuple(_backward_op(*args))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        raise DoubleBackwardError(
-            "the rollout of a recurrence has a first derivative only: a second one was asked, by "
-            "create_graph=True, a gradient penalty or a nested torch.func.grad. Step the "
-            "recurrence under plain autograd instead, h = activate(nonlinearity, "
-            "h @ weight.mT + x[t] @ kernel.mT), for instance on a shorter sequence"
-        )
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        return _loop_vmap(_RolloutBackward, info.batch_size, in_dims, args)
+#: The gradients of `_Rollout`, of which no further derivative is written.
+_RolloutBackward = first_derivative(
+    _backward_op,
+    "the rollout of a recurrence has a first derivative only: a second one was asked, by "
+    "create_graph=True, a gradient penalty or a nested torch.func.grad. Step the "
+    "recurrence under plain autograd instead, h = activate(nonlinearity, "
+    "h @ weight.mT + x[t] @ kernel.mT), for instance on a shorter sequence",
+    _loop_vmap,
+)
 
 
 def _check(
