@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f'{needed}: pip install "stiefel[experiments]"', _WRONG_INPUT)
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
-    except (ConfigurationError, DataError, UnknownNameError) as error:
+    except (ConfigurationError, DataError, OSError, UnknownNameError) as error:
         return _complain(str(error), _WRONG_INPUT)
     except StiefelError as error:
         return _complain(str(error), _FAILED)

@@ -15,7 +15,7 @@ import torch
 
 from stiefel.cli import main
 from stiefel.experiments.callbacks import AtomicCheckpointIO, Checkpointer
-from stiefel.experiments.folder import atomic_path
+from stiefel.experiments.folder import RunFolder, atomic_path
 from stiefel.experiments.logs import read_metrics
 from stiefel.experiments.methods import METHODS
 
@@ -198,10 +198,12 @@ with atomic_path(Path({str(path)!r})) as temporary:
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=120)
     assert done.returncode == -signal.SIGKILL
-    assert (tmp_path / ".checkpoint.ckpt.part").exists()
+    assert len(list(tmp_path.glob(".checkpoint.ckpt.*.part"))) == 1
     assert AtomicCheckpointIO().load_checkpoint(path) == {"step": 1}
     AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
     assert AtomicCheckpointIO().load_checkpoint(path) == {"step": 2}
+    with RunFolder(tmp_path).locked():  # the next run in the folder
+        pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint.ckpt"]
 
 

@@ -109,6 +109,8 @@ class Recorder(Callback):
         row = self._measure(pl_module, outputs, batch, step)
         if evaluating:
             self.evaluation = pl_module.evaluate()
+            if not math.isfinite(self.evaluation.loss):
+                raise _not_finite(f"the evaluation loss is {self.evaluation.loss}", step, pl_module)
             row["evaluation_loss"] = self.evaluation.loss
             row["evaluation_accuracy"] = self.evaluation.accuracy
         self.latest = {**self.latest, **row}
@@ -120,11 +122,7 @@ class Recorder(Callback):
     ) -> dict[str, float]:
         scores = experiment.scores_of(outputs["logits"], batch)
         if not math.isfinite(scores.loss):
-            raise NonFiniteError(
-                f"the training loss is {scores.loss} at step {step}, so a learning rate is too "
-                f"large: lower --lr (now {experiment.options.lr:g}) or --lr-orthogonal "
-                f"(now {experiment.options.lr_orthogonal})"
-            )
+            raise _not_finite(f"the training loss is {scores.loss}", step, experiment)
         self.orthogonality_error = orthogonality_error(experiment.model)
         return {
             "loss": scores.loss,
@@ -133,8 +131,17 @@ class Recorder(Callback):
         }
 
 
+def _not_finite(what: str, step: int, experiment: Experiment) -> NonFiniteError:
+    return NonFiniteError(
+        f"{what} at step {step}, so a learning rate is too large: lower --lr (now "
+        f"{experiment.options.lr:g}) or --lr-orthogonal (now {experiment.options.lr_orthogonal})"
+    )
+
+
 class Checkpointer(Callback):
     """Saves the run every `every` steps and at its end, over the checkpoint before.
+
+    Weights that are not finite are not saved: they end the run, and the checkpoint before stays.
 
     Args:
         path: The one checkpoint of the run.
@@ -154,8 +161,13 @@ class Checkpointer(Callback):
     ) -> None:
         """Saves, on the steps where it is due."""
         step = trainer.global_step
-        if step % self.every == 0 or step >= trainer.max_steps:
-            trainer.save_checkpoint(self.path)
+        if not (step % self.every == 0 or step >= trainer.max_steps):
+            return
+        assert isinstance(pl_module, Experiment)
+        for name, weight in pl_module.model.named_parameters():
+            if not bool(torch.isfinite(weight.detach()).all()):
+                raise _not_finite(f"the weight {name} is not finite", step, pl_module)
+        trainer.save_checkpoint(self.path)
 
 
 class ProgressLine(Callback):

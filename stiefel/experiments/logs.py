@@ -11,6 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from stiefel.errors import DataError
 from stiefel.experiments.folder import atomic_path
 
 __all__ = ["COLUMNS", "MetricsFile", "read_metrics"]
@@ -79,12 +80,36 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
     Returns:
         One dictionary a row, by column.
+
+    Raises:
+        DataError: If a whole row is not one of numbers.
     """
     if not path.exists():
         return []
-    whole, newline, _ = path.read_text().rpartition("\n")
-    reader = csv.DictReader(io.StringIO(whole + newline))
-    return [{name: float(cell) for name, cell in row.items() if cell} for row in reader]
+    try:
+        whole, newline, _ = path.read_text().rpartition("\n")
+        reader = csv.DictReader(io.StringIO(whole + newline), restkey="more")
+        rows = [_numbers(row, number) for number, row in enumerate(reader, 2)]
+    except (ValueError, csv.Error) as error:
+        raise DataError(
+            f"{path}: damaged ({error}); repair or delete the bad rows, or delete the file and "
+            "go on without the rows so far"
+        ) from error
+    return rows
+
+
+def _numbers(row: dict[str, Any], line: int) -> dict[str, float]:
+    """The cells of a row that are not empty.
+
+    Raises:
+        ValueError: If one is not a number, there are too many, or the step is missing.
+    """
+    if not row.get("step") or "more" in row:
+        raise ValueError(f"line {line}: expected the columns {','.join(COLUMNS)}")
+    try:
+        return {name: float(cell) for name, cell in row.items() if cell}
+    except ValueError as error:
+        raise ValueError(f"line {line}: {error}") from error
 
 
 def _write(file: Any, rows: list[dict[str, Any]]) -> None:

@@ -9,15 +9,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from stiefel.experiments.folder import atomic_path
+from stiefel.experiments.folder import SUMMARY_KEYS, atomic_path
 from stiefel.experiments.logs import read_metrics
 
-__all__ = ["SUMMARY_KEYS", "plot_loss", "print_table"]
-
-#: The keys of ``summary.json`` that the table shows.
-SUMMARY_KEYS = ("loss", "baseline", "accuracy", "orthogonality_error", "seconds")
+__all__ = ["SUMMARY_KEYS", "plot_loss", "print_table", "warn_if_diverged"]
 
 _SMALLEST = 1e-9  # what a logarithmic axis shows for a zero
+_DIVERGED = 2.0  # a loss that has grown by this factor is no result
 
 
 def print_table(console: Console, summary: dict[str, Any]) -> None:
@@ -37,6 +35,24 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
         table.add_column(heading, justify="right")
     table.add_row(*cells.values())
     console.print(table)
+
+
+def warn_if_diverged(console: Console, summary: dict[str, Any], metrics: Path) -> None:
+    """Says so where training has made the loss larger than it was at the start.
+
+    Args:
+        console: Where to write.
+        summary: What the run ended with.
+        metrics: The ``metrics.csv`` of the run, whose first row has the loss at the start.
+    """
+    first = next((row["loss"] for row in read_metrics(metrics) if "loss" in row), None)
+    if first is not None and summary["loss"] > _DIVERGED * first:
+        console.print(
+            f"training diverged: the loss rose from {first:.4g} to {summary['loss']:.4g}; lower "
+            "--lr or --lr-orthogonal",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def plot_loss(metrics: Path, plot: Path, *, baseline: float, title: str) -> None:

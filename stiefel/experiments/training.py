@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import dataclasses
 import logging
 import os
 import re
 import time
 import warnings
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,18 +19,21 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
-from stiefel.errors import ConfigurationError
+from stiefel.errors import ConfigurationError, DataError
 from stiefel.experiments.callbacks import AtomicCheckpointIO, Checkpointer, ProgressLine, Recorder
 from stiefel.experiments.folder import RunFolder
-from stiefel.experiments.logs import MetricsFile
+from stiefel.experiments.logs import MetricsFile, read_metrics
 from stiefel.experiments.module import Experiment, build_model
 from stiefel.experiments.options import PRECISIONS, TrainOptions, make_task, resolve
-from stiefel.experiments.report import plot_loss, print_table
+from stiefel.experiments.report import plot_loss, print_table, warn_if_diverged
 from stiefel.experiments.tasks import Task
 
 __all__ = ["train"]
 
 _FOLDER_OF_LAUNCHER = "STIEFEL_RUN_FOLDER"
+_IN_CHECKPOINT = (
+    *("global_step", "state_dict", "optimizer_states", "loops", "callbacks", "rng_state"),
+)
 
 
 def train(options: TrainOptions, console: Console | None = None) -> dict[str, Any]:
@@ -45,45 +50,73 @@ def train(options: TrainOptions, console: Console | None = None) -> dict[str, An
         The content of ``summary.json``.
 
     Raises:
-        ConfigurationError: If options do not go together, or the folder is taken.
+        ConfigurationError: If options do not go together, or the folder is taken or cannot be
+            written.
         UnknownNameError: If a task, method, layout or precision is unknown.
-        DataError: If a data file is missing or wrong.
-        NonFiniteError: If the loss stops being finite.
+        DataError: If a data file, or a file of the run to resume, is missing or wrong.
+        NonFiniteError: If the loss or a weight stops being finite.
     """
     began = time.perf_counter()
     console = console or Console()
     task = make_task(options)
     resolved = resolve(options, task)
-    accelerator, devices = parse_devices(options.devices)
-    if (
-        resolved.batch_size is not None
-        and isinstance(devices, int)
-        and devices > resolved.batch_size
-    ):
-        raise ConfigurationError(
-            f"--devices {devices}: more than the {resolved.batch_size} sequences of a batch"
-        )
-    folder = _open_folder(options, resolved)
-    if folder.summary.exists() and (done := _already_done(folder, resolved)):
-        print_table(console, done)
-        return done
+    hardware = _hardware(resolved)
+    with _disk_errors(), _environment_restored():
+        if int(os.environ.get("LOCAL_RANK", "0")) > 0:  # started by the process of rank 0
+            folder = RunFolder(os.environ.get(_FOLDER_OF_LAUNCHER) or options.output or ".")
+            return _run(_Run(folder, resolved, task, hardware, console, began))
+        folder = RunFolder.of(options)
+        if options.resume and (done := _finished(folder, resolved)):
+            _conclude(console, folder, done)
+            return done
+        with folder.locked():
+            _check(folder, resolved)
+            folder.summary.unlink(missing_ok=True)  # from here on the run is not finished
+            folder.write_config(resolved)
+            os.environ[_FOLDER_OF_LAUNCHER] = str(folder.path)
+            return _run(_Run(folder, resolved, task, hardware, console, began))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A run whose folder is ready.
+
+    Attributes:
+        folder: Where its files go.
+        options: Resolved options.
+        task: The task.
+        hardware: What `parse_devices` returns.
+        console: Where to write.
+        began: `time.perf_counter()` at the start of the run.
+    """
+
+    folder: RunFolder
+    options: TrainOptions
+    task: Task
+    hardware: tuple[str, int]
+    console: Console
+    began: float
+
+
+def _run(run: _Run) -> dict[str, Any]:
+    """Trains to the end, from the checkpoint if there is one."""
+    folder, options, task = run.folder, run.options, run.task
     with _threads(options.threads), _quiet():
-        torch.manual_seed(resolved.seed)
-        experiment = Experiment(build_model(resolved, task), task, resolved)
+        torch.manual_seed(options.seed)
+        experiment = Experiment(build_model(options, task), task, options)
         resuming = folder.checkpoint.exists()
-        recorder = _recorder(resolved, task, began)
-        trainer = _trainer(folder, resolved, recorder, console, (accelerator, devices), resuming)
+        done = int(read_checkpoint(folder.checkpoint)["global_step"]) if resuming else 0
+        recorder = _recorder(options, task, run.began)
+        trainer = _trainer(run, recorder, done if resuming else None)
         if trainer.is_global_zero:
-            _announce(console, folder, experiment, resuming, asked=options.resume)
+            _announce(run.console, folder, experiment, resuming)
         trainer.fit(experiment, ckpt_path=str(folder.checkpoint) if resuming else None)
-    if recorder.evaluation is None:
-        raise ConfigurationError(
-            f"--iterations {resolved.iterations}: the run in {folder.path} is already past that "
-            f"(step {trainer.global_step}); ask for more, or for another folder"
-        )
-    summary = _summary(resolved, task, recorder, trainer.global_step)
+    summary = _summary(options, task, recorder, trainer.global_step)
     if trainer.is_global_zero:
-        _report(console, folder, summary, task)
+        title = f"{task.describe()}; {options.method}"
+        plot_loss(folder.metrics, folder.plot, baseline=task.baseline, title=title)
+        folder.write_summary(summary)
+        _conclude(run.console, folder, summary)
     return summary
 
 
@@ -115,28 +148,84 @@ def parse_devices(text: str) -> tuple[str, int]:
     return kind, count
 
 
-def _open_folder(options: TrainOptions, resolved: TrainOptions) -> RunFolder:
-    """The folder of the run, checked, with the options of the run in it."""
-    if int(os.environ.get("LOCAL_RANK", "0")) > 0:  # started by the process of rank 0
-        return RunFolder(os.environ.get(_FOLDER_OF_LAUNCHER) or options.output or ".")
-    folder = RunFolder.of(options)
-    if not options.resume:
-        folder.check_free()
-    elif folder.config.exists():
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint whole, and checks that it is one.
+
+    Args:
+        path: The file; its sums are checked, so that a changed byte is found as well as a lost one.
+
+    Returns:
+        What is in it, on the CPU.
+
+    Raises:
+        DataError: If it is damaged, or not a checkpoint of a run.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            changed = archive.testzip()
+        if changed is not None:
+            raise ValueError(f"{changed} does not have its sum")
+        found = AtomicCheckpointIO().load_checkpoint(path)
+        missing = [name for name in _IN_CHECKPOINT if name not in found]
+        if missing:
+            raise ValueError(f"it has no {', '.join(missing)}")
+    except OSError:
+        raise
+    except Exception as error:  # what torch raises for a bad file depends on where it is bad
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"checkpoint damaged: {path} ({reason}); put a copy of it back, or start anew with "
+            "another --output. The other files of the run are as they were"
+        ) from error
+    return found
+
+
+def _hardware(resolved: TrainOptions) -> tuple[str, int]:
+    """What to compute on, with at least one sequence of a batch for each device."""
+    accelerator, devices = parse_devices(resolved.devices)
+    assert resolved.batch_size is not None
+    if devices > resolved.batch_size:
+        raise ConfigurationError(
+            f"--devices {devices}: more than the {resolved.batch_size} sequences of a batch"
+        )
+    return accelerator, devices
+
+
+def _finished(folder: RunFolder, resolved: TrainOptions) -> dict[str, Any] | None:
+    """The summary of a run that is there and as long as asked for; None if there is more to do."""
+    if not folder.summary.exists():
+        return None
+    if folder.config.exists():
         folder.check_same(resolved)
-    os.environ[_FOLDER_OF_LAUNCHER] = str(folder.path)
-    if not (options.resume and folder.summary.exists()):
-        folder.write_config(resolved)
-    return folder
+    summary = folder.read_summary()
+    assert resolved.iterations is not None
+    return summary if summary["iterations"] >= resolved.iterations else None
 
 
-def _already_done(folder: RunFolder, resolved: TrainOptions) -> dict[str, Any] | None:
-    """The summary of a finished run; None, and no longer finished, if more steps are asked for."""
-    summary = json.loads(folder.summary.read_text())
-    if resolved.iterations is not None and summary["iterations"] >= resolved.iterations:
-        return summary
-    folder.summary.unlink()
-    folder.write_config(resolved)
+def _check(folder: RunFolder, resolved: TrainOptions) -> None:
+    """Refuses a run that could not be written or continued, before any file is touched."""
+    if not resolved.resume:
+        return folder.check_free()
+    if folder.config.exists():
+        folder.check_same(resolved)
+    read_metrics(folder.metrics)
+    if not folder.checkpoint.exists():
+        if folder.summary.exists():
+            raise DataError(
+                f"{folder.checkpoint}: no such file, so the finished run there cannot be "
+                "continued; put a copy of it back, or start anew with another --output"
+            )
+        return None
+    checkpoint = read_checkpoint(folder.checkpoint)
+    done, state = checkpoint["global_step"], checkpoint["callbacks"].get(Recorder.__qualname__, {})
+    assert resolved.iterations is not None
+    if done > resolved.iterations or (
+        done == resolved.iterations and state.get("evaluation") is None
+    ):
+        raise ConfigurationError(
+            f"--iterations {resolved.iterations}: the run in {folder.path} is already past that "
+            f"(step {done}); ask for more, or for another folder"
+        )
     return None
 
 
@@ -147,18 +236,9 @@ def _recorder(resolved: TrainOptions, task: Task, began: float) -> Recorder:
     return Recorder(every, task.steps_per_epoch(resolved.batch_size), began)
 
 
-def _trainer(
-    folder: RunFolder,
-    resolved: TrainOptions,
-    recorder: Recorder,
-    console: Console,
-    hardware: tuple[str, int],
-    resuming: bool,
-) -> Trainer:
-    done = 0
-    if resuming:
-        done = int(AtomicCheckpointIO().load_checkpoint(folder.checkpoint)["global_step"])
-    accelerator, devices = hardware
+def _trainer(run: _Run, recorder: Recorder, resume_step: int | None) -> Trainer:
+    folder, resolved = run.folder, run.options
+    accelerator, devices = run.hardware
     assert resolved.iterations is not None
     assert resolved.checkpoint_every is not None
     return Trainer(
@@ -170,18 +250,18 @@ def _trainer(
         max_epochs=-1,
         default_root_dir=folder.path,
         logger=[
-            MetricsFile(folder.metrics, resume_step=done),
+            MetricsFile(folder.metrics, resume_step=resume_step or 0),
             TensorBoardLogger(
                 folder.path,
                 name="",
                 version=folder.tensorboard.name,
-                purge_step=done + 1 if resuming else None,
+                purge_step=None if resume_step is None else resume_step + 1,
             ),
         ],
         callbacks=[
             recorder,
             Checkpointer(folder.checkpoint, resolved.checkpoint_every),
-            ProgressLine(console, recorder),
+            ProgressLine(run.console, recorder),
         ],
         plugins=[AtomicCheckpointIO()],
         log_every_n_steps=1,
@@ -191,9 +271,7 @@ def _trainer(
     )
 
 
-def _announce(
-    console: Console, folder: RunFolder, experiment: Experiment, resuming: bool, *, asked: bool
-) -> None:
+def _announce(console: Console, folder: RunFolder, experiment: Experiment, resuming: bool) -> None:
     options, task = experiment.options, experiment.task
     count = sum(weight.numel() for weight in experiment.parameters() if weight.requires_grad)
     rates = f"lr {options.lr:g}"
@@ -206,7 +284,7 @@ def _announce(
     ]
     if resuming:
         lines.append("continuing from the last checkpoint")
-    elif asked:
+    elif options.resume:
         lines.append("no checkpoint there yet: starting from the beginning")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
@@ -228,15 +306,33 @@ def _summary(
     }
 
 
-def _report(console: Console, folder: RunFolder, summary: dict[str, Any], task: Task) -> None:
-    plot_loss(
-        folder.metrics,
-        folder.plot,
-        baseline=task.baseline,
-        title=f"{task.describe()}; {summary['method']}",
-    )
-    folder.write_summary(summary)
+def _conclude(console: Console, folder: RunFolder, summary: dict[str, Any]) -> None:
+    warn_if_diverged(console, summary, folder.metrics)
     print_table(console, summary)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Turns what the system says about files into an error of this library."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"the files of the run cannot be read or written: {error}; name another folder with "
+            "--output, or mend this one"
+        ) from error
+
+
+@contextlib.contextmanager
+def _environment_restored() -> Iterator[None]:
+    """Takes back what the run and its launcher tell the processes that they start."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextlib.contextmanager
