@@ -104,20 +104,14 @@ def _points(count: int, shape: tuple[int, ...], device: str) -> list[Tensor]:
 
 def _ours(name: str, points: list[Tensor], inner: str, retraction: str) -> Case:
     manifold = Stiefel(inner=inner, retraction=retraction)
-    leaves = [
-        ManifoldParameter(x.clone(), manifold)  # pyright: ignore[reportArgumentType]
-        for x in points
-    ]
+    leaves = [ManifoldParameter(x.clone(), manifold) for x in points]
     optimizer = RGD(leaves, lr=_LR)
     oracle = _dense_step if (inner, retraction) == ("canonical", "cayley") else None
     return _step_case(name, leaves, optimizer, ours=True, oracle=oracle)
 
 
 def _geoopt(name: str, points: list[Tensor], manifold: geoopt.Manifold, adam: bool) -> Case:
-    leaves = [
-        geoopt.ManifoldParameter(x.clone(), manifold)  # pyright: ignore[reportArgumentType]
-        for x in points
-    ]
+    leaves = [geoopt.ManifoldParameter(x.clone(), manifold) for x in points]
     kind = geoopt.optim.RiemannianAdam if adam else geoopt.optim.RiemannianSGD
     return _step_case(name, leaves, kind(leaves, lr=_LR))
 

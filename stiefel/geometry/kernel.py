@@ -206,10 +206,10 @@ def _forward_function(
             return _leading_vmap(Forward, info.batch_size, in_dims, args)
 
     # Without a gradient, Dynamo compares the number of parameters to see if forward takes ctx.
-    Forward.forward.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
+    Forward.forward.__signature__ = inspect.Signature(
         [
             inspect.Parameter(argument.name, inspect.Parameter.POSITIONAL_ONLY)
-            for argument in forward_op._schema.arguments
+            for argument in forward_op._schema.arguments  # pyright: ignore[reportFunctionMemberAccess]
         ]
     )
     return Forward

@@ -94,8 +94,8 @@ class Stiefel(Manifold):
         """Whether `other` has the same type, metric and retraction."""
         return (
             type(other) is type(self)
-            and other.metric == self.metric  # pyright: ignore[reportAttributeAccessIssue]
-            and other.retraction == self.retraction  # pyright: ignore[reportAttributeAccessIssue]
+            and other.metric == self.metric
+            and other.retraction == self.retraction
         )
 
     def __hash__(self) -> int:

@@ -231,7 +231,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
             self._remember(x for group in self.param_groups for x in group["params"])
 
     # -- the step ---------------------------------------------------------------------------------
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Moves every parameter that has a gradient.
 
         Args:

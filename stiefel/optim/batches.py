@@ -19,7 +19,7 @@ __all__ = ["Batch", "Joint", "Proposal", "point_ndim", "write"]
 
 def point_ndim(manifold: Manifold) -> int:
     """How many trailing dimensions make a point of a manifold."""
-    return int(manifold.ndim)  # pyright: ignore[reportArgumentType]
+    return int(manifold.ndim)
 
 
 class Joint:

@@ -197,7 +197,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         return place_in_groups(leaf, self.param_groups)
 
     # -- the step ---------------------------------------------------------------------------------
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Moves every parameter that has a gradient, all or none.
 
         Args:

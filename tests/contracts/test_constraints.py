@@ -21,6 +21,7 @@ class RightTranslated(CWY):
     """A chart with a base, for these tests: X = B Q(V), B moved into by every rebase."""
 
     has_base = True
+    base: Tensor
 
     def __init__(self, n, *, rebase_every=2):
         super().__init__(n)
@@ -31,7 +32,7 @@ class RightTranslated(CWY):
         return self.base @ super().forward(*originals)
 
     def right_inverse(self, X: Tensor) -> Tensor:
-        return super().right_inverse(self.base.mT @ X)  # pyright: ignore
+        return super().right_inverse(self.base.mT @ X)  # pyright: ignore[reportReturnType]
 
     def rebase(self, originals):
         Q = super().forward(*originals).detach()

@@ -239,7 +239,7 @@ def test_functional_call_and_grad(via, device):
 
 def test_vmap_over_an_ensemble(via, device):
     models = [Net(via, torch.float64).to(device) for _ in range(3)]
-    parameters, buffers = torch.func.stack_module_state(models)  # pyright: ignore
+    parameters, buffers = torch.func.stack_module_state(models)
     x = torch.randn(2, 4, dtype=torch.float64, device=device)
 
     def run(p, b):
