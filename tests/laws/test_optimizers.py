@@ -38,6 +38,7 @@ def eigenvalue_loss(leaf, C):
 
 
 @rgd_manifold
+@pytest.mark.usefixtures("one_thread")
 def test_ten_thousand_noisy_steps_stay_on_the_manifold(manifold, device, monkeypatch):
     """lr 0.01 and 0.1: the second matrix has gradients ten times as large as the first."""
 
