@@ -8,41 +8,14 @@ import itertools
 import geoopt
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import stiefel
 from stiefel import geometry
 from stiefel.errors import ConfigurationError, LostManifoldError, RebaseError, RepresentationError
 from stiefel.operators import CompactWY, Dense
 from stiefel.parametrizations import CWY
-
-
-class RightTranslated(CWY):
-    """A chart with a base, for these tests: X = B Q(V), B moved into by every rebase."""
-
-    has_base = True
-    base: Tensor
-
-    def __init__(self, n, *, rebase_every=2):
-        super().__init__(n)
-        self.rebase_every = rebase_every
-        self.register_buffer("base", torch.eye(n, dtype=torch.float64))
-
-    def forward(self, *originals: Tensor) -> Tensor:
-        return self.base @ super().forward(*originals)
-
-    def right_inverse(self, X: Tensor) -> Tensor:
-        return super().right_inverse(self.base.mT @ X)  # pyright: ignore[reportReturnType]
-
-    def rebase(self, originals):
-        Q = super().forward(*originals).detach()
-        home = super().right_inverse(torch.diag(torch.tensor([1.0, 1, 1, -1]).double() ** 2))
-        self.base.copy_(self.base @ Q)
-        return (home,), lambda i, key, moment: moment / 2
-
-
-def square(via="cwy", n=4, **options):
-    return stiefel.orthogonal(nn.Linear(n, n, dtype=torch.float64), via=via, **options)
+from tests.square_layers import RightTranslated, square
 
 
 class TestConstraints:
@@ -286,126 +259,3 @@ def test_deepcopied_models_have_constraints_of_their_own():
     theirs = {id(leaf) for c in stiefel.constraints(twin) for leaf in c.leaves}
     assert len(ours) == len(theirs) == 2
     assert not ours & theirs
-
-
-class TestOtherManifolds:
-    def sphere(self):
-        model = nn.Module()
-        data = nn.functional.normalize(torch.randn(5, 3, dtype=torch.float64), dim=-1)
-        model.S = geoopt.ManifoldParameter(data, manifold=geoopt.Sphere())
-        return model
-
-    def test_assign_projects_by_the_manifold_of_the_leaf(self):
-        model = self.sphere()
-        next(stiefel.constraints(model)).assign(3 * torch.randn(5, 3, dtype=torch.float64))
-        assert (model.S.norm(dim=-1) - 1).abs().max() < 1e-14
-
-    def test_convert_refuses_what_has_no_chart(self):
-        model = self.sphere()
-        before = model.S.detach().clone()
-        with pytest.raises(ConfigurationError, match="S is on Sphere"):
-            stiefel.convert(model, "rgd-c-c")
-        assert torch.equal(model.S, before)
-
-
-class TestWrongOptimizers:
-    def test_convert_refuses_an_optimizer_of_another_model(self):
-        layer = square()
-        foreign = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-        leaf = next(stiefel.constraints(layer)).leaves[0]
-        with pytest.raises(ConfigurationError, match="not trained by the SGD"):
-            stiefel.convert(layer, CWY(4), optimizer=foreign)
-        assert next(stiefel.constraints(layer)).leaves[0] is leaf
-
-    def test_attach_refuses_what_derives_from_torchs_optimizers(self):
-        class Derived(torch.optim.SGD):
-            pass
-
-        layer = square("rgd-c-c")
-        with pytest.raises(ConfigurationError, match="Derived would move"):
-            stiefel.attach(layer, Derived(layer.parameters(), lr=0.1))
-        stiefel.attach(layer, geoopt.optim.RiemannianAdam(layer.parameters(), lr=0.1))
-
-    def test_attaching_twice_is_attaching_once(self):
-        layer = square(RightTranslated(4))
-        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-        stiefel.attach(layer, optimizer)
-        stiefel.attach(layer, optimizer)
-        chart = layer.parametrizations.weight[0]
-        bases = []
-        for _ in range(3):
-            layer(torch.randn(2, 4, dtype=torch.float64)).square().sum().backward()
-            optimizer.step()
-            bases.append(chart.base.clone())
-        assert not torch.equal(bases[0], bases[1])
-        assert torch.equal(bases[1], bases[2])
-
-    def test_a_copy_has_no_schedule_until_it_is_attached(self):
-        layer = square(RightTranslated(4))
-        stiefel.attach(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
-        twin = copy.deepcopy(layer)
-        x = torch.randn(2, 4, dtype=torch.float64)
-        twin(x), twin(x)
-        with pytest.raises(RebaseError):
-            twin(x)
-
-    def test_a_refusal_half_way_changes_nothing(self):
-        model = nn.Sequential(
-            stiefel.orthogonal(nn.Linear(4, 4)), stiefel.orthogonal(nn.Linear(4, 4).bfloat16())
-        )
-        optimizer = stiefel.optim.build(model, lr=0.1)
-        with pytest.raises(TypeError, match="float32 or better"):
-            stiefel.convert(model, "rgd-c-c", optimizer=optimizer)
-        assert [c.via for c in stiefel.constraints(model)] == ["cwy", "cwy"]
-        optimizer.check()
-
-    def test_scheduled_tensor_rates_are_each_their_own(self):
-        model = nn.Sequential(square("cwy"), square("rgd-c-c"))
-        optimizer = stiefel.optim.build(model, lr=torch.tensor(1.0))
-        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-        scheduler.step(1.0)
-        scheduler.step(2.0)
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
-        assert rates == pytest.approx([0.5, 0.05, 0.05])
-
-    def test_state_of_another_model_is_refused_before_a_step(self):
-        def trained(reflections):
-            chart = CWY(4, reflections=reflections)
-            layer = square(chart, init="chart")
-            optimizer = stiefel.optim.build(layer, lr=0.1)
-            layer(torch.randn(2, 4, dtype=torch.float64)).sum().backward()
-            optimizer.step()
-            return optimizer
-
-        with pytest.raises(ConfigurationError, match=r"shape \(4, 2\).*\(4, 3\)"):
-            trained(2).load_state_dict(trained(3).state_dict())
-
-
-class TestConstrainingAgain:
-    def test_goes_on_from_the_point_with_its_view(self):
-        cell = nn.LSTMCell(3, 5, dtype=torch.float64)
-        stiefel.orthogonal(cell, "weight_hh", view=("blocks", 4))
-        W = cell.weight_hh.detach().clone()
-        stiefel.orthogonal(cell, "weight_hh", via="rgd-c-c")
-        assert (cell.weight_hh - W).abs().max() < 1e-13
-        assert next(stiefel.constraints(cell)).point.shape == (4, 5, 5)
-
-    def test_does_not_round_through_the_emitted_dtype(self):
-        layer = stiefel.orthogonal(nn.Linear(6, 6), weight_dtype=torch.bfloat16)
-        storage = layer.parametrizations.weight
-        X = storage.exact_point()
-        assert layer.weight.dtype == torch.bfloat16
-        for change in (
-            lambda: stiefel.orthogonal(layer, via="rgd-c-c"),
-            lambda: stiefel.convert(layer, "cwy"),
-        ):
-            change()
-            assert layer.weight.dtype == torch.bfloat16
-            assert (layer.parametrizations.weight.exact_point() - X).abs().max() < 1e-6
-
-    def test_convert_keeps_the_projected_distance(self):
-        layer = square()
-        distance = next(stiefel.constraints(layer)).projected_distance
-        assert distance > 0
-        stiefel.convert(layer, "rgd-c-c")
-        assert next(stiefel.constraints(layer)).projected_distance == distance

@@ -11,43 +11,8 @@ import torch
 from stiefel import geometry
 from stiefel.geometry.retractions import cayley_parts
 from stiefel.numerics import tolerance
-from tests.registry import DOUBLE, DTYPES, METRICS, RETRACTIONS, SHAPES, TRANSPORTS
-
-ids = str
-
-
-@pytest.fixture(params=SHAPES, ids=ids)
-def shape(request):
-    return request.param
-
-
-@pytest.fixture(params=DTYPES, ids=ids)
-def dtype(request):
-    return request.param
-
-
-@pytest.fixture(params=DOUBLE, ids=ids)
-def double(request):
-    return request.param
-
-
-def sample(shape, dtype, device, scale=1.0):
-    """A point, a tangent vector of Frobenius norm about `scale`, and a normal matrix."""
-    batch, n, p = shape
-    X = geometry.haar(n, p, batch, dtype=dtype, device=device)
-    u = geometry.random_tangent(X)
-    u = scale * u / torch.linalg.matrix_norm(u, keepdim=True).clamp_min(1e-30)
-    S = torch.randn(*batch, p, p, dtype=dtype, device=device)
-    return X, u, X @ (S + S.mH)
-
-
-def eye_like(X):
-    return torch.eye(X.shape[-2], dtype=X.dtype, device=X.device)
-
-
-def wide_bound(X):
-    """Rounding bound for entries of size one."""
-    return tolerance(X.dtype, *X.shape[-2:])
+from tests.points import eye_like, sample, wide_bound
+from tests.registry import METRICS, RETRACTIONS, TRANSPORTS
 
 
 class TestTangent:
@@ -173,7 +138,7 @@ def test_cayley_step_matrix_is_far_from_singular(shape, double, device):
     assert torch.linalg.svdvals(M).min() >= 1 - 1e-12
 
 
-@pytest.mark.parametrize("shape", [((3,), 200, 200), ((3,), 300, 160)], ids=ids)
+@pytest.mark.parametrize("shape", [((3,), 200, 200), ((3,), 300, 160)], ids=str)
 def test_large_batches_equal_the_loop_whatever_the_threads(shape, device):
     """Batched LU of torch 2.13 is silently wrong here once the number of threads was set."""
     X, u, _ = sample(shape, torch.float64, device)
@@ -259,96 +224,6 @@ class TestTransports:
         R = geometry.cayley_retraction
         start = (R(X, h * u) - R(X, -h * u)) / (2 * h)
         assert (start - u).abs().max() < 1e-8
-
-
-class TestFactors:
-    def test_qr_factor_leaves_a_triangular_factor_of_positive_diagonal(self, shape, double, device):
-        batch, n, p = shape
-        Z = torch.randn(*batch, n, p, dtype=double, device=device)
-        for factor in (geometry.qr_factor, geometry.cholesky_qr_factor):
-            R = factor(Z).mH @ Z
-            assert R.tril(-1).abs().max() < 1e-11
-            diagonal = R.diagonal(dim1=-2, dim2=-1)
-            assert (diagonal.real > 0).all()
-            if double.is_complex:
-                assert diagonal.imag.abs().max() < 1e-11
-
-    def test_polar_factor_is_the_nearest_point(self, shape, double, device):
-        batch, n, p = shape
-        Z = torch.randn(*batch, n, p, dtype=double, device=device)
-        W = geometry.polar_factor(Z)
-        P = W.mH @ Z
-        assert (P - P.mH).abs().max() < 1e-12
-        assert torch.linalg.eigvalsh(P).min() > 0
-        assert (W @ P - Z).abs().max() < 1e-12
-
-    @pytest.mark.parametrize(
-        "factor", [geometry.polar_factor, geometry.qr_factor, geometry.cholesky_qr_factor]
-    )
-    @pytest.mark.parametrize("dtype", DOUBLE, ids=ids)
-    def test_gradcheck(self, factor, dtype, device):
-        Z = torch.randn(2, 4, 3, dtype=dtype, device=device, requires_grad=True)
-        assert torch.autograd.gradcheck(factor, (Z,))
-
-    def test_polar_gradient_is_finite_at_repeated_singular_values(self, device):
-        Z = torch.eye(5, 3, dtype=torch.float64, device=device, requires_grad=True)
-        G = torch.randn(5, 3, dtype=torch.float64, device=device)
-        (g,) = torch.autograd.grad((G * geometry.polar_factor(Z)).sum(), Z)
-        expected = G - Z @ geometry.sym(Z.mT @ G)  # the derivative there is the projection
-        assert (g - expected).abs().max() < 1e-12
-
-    def test_polar_second_derivative_is_refused(self, device):
-        from stiefel.errors import DoubleBackwardError
-
-        Z = torch.randn(4, 2, dtype=torch.float64, device=device, requires_grad=True)
-        (g,) = torch.autograd.grad(geometry.polar_factor(Z).sum(), Z, create_graph=True)
-        with pytest.raises(DoubleBackwardError, match="first derivative only"):
-            g.sum().backward()
-
-    def test_polar_under_vmap(self, device):
-        Z = torch.randn(3, 4, 2, dtype=torch.float64, device=device)
-        mapped = torch.vmap(geometry.polar_factor)(Z)
-        assert (mapped - geometry.polar_factor(Z)).abs().max() < 1e-14
-        G = torch.func.vmap(torch.func.grad(lambda z: geometry.polar_factor(z).sin().sum()))(Z)
-        loop = torch.stack(
-            [torch.func.grad(lambda z: geometry.polar_factor(z).sin().sum())(z) for z in Z]
-        )
-        assert (G - loop).abs().max() < 1e-13
-
-
-class TestHaar:
-    def test_moments(self, device):
-        """Entries have mean 0 and second moment 1/n; without a sign fix the mean is -0.5."""
-        n, count = 4, 20_000
-        Q = geometry.haar(n, n, (count,), dtype=torch.float64, device=device)
-        sigma = 1 / math.sqrt(n * count)
-        assert Q.mean(0).abs().max() < 5 * sigma
-        assert (Q.square().mean(0) - 1 / n).abs().max() < 5 * math.sqrt(2) / n / math.sqrt(count)
-        traces = Q.diagonal(dim1=-2, dim2=-1).sum(-1)
-        assert abs(float(traces.square().mean()) - 1) < 5 * math.sqrt(2 / count)
-        assert 0.47 < float((torch.linalg.det(Q) > 0).double().mean()) < 0.53
-
-    @pytest.mark.parametrize("determinant", [1, -1])
-    def test_determinant(self, determinant, device):
-        Q = geometry.haar(
-            5, batch=(7,), dtype=torch.float64, device=device, determinant=determinant
-        )
-        assert (torch.linalg.det(Q) - determinant).abs().max() < 1e-12
-
-    def test_on_the_manifold_and_reproducible(self, shape, dtype, device):
-        batch, n, p = shape
-
-        def draw():
-            g = torch.Generator(device=device).manual_seed(3)
-            return geometry.haar(n, p, batch, dtype=dtype, device=device, generator=g)
-
-        assert geometry.orthonormality_residual(draw()).max() < wide_bound(draw())
-        assert torch.equal(draw(), draw())
-
-    def test_half_precision_is_drawn_in_float32(self, device):
-        X = geometry.haar(8, 3, dtype=torch.bfloat16, device=device)
-        assert X.dtype == torch.bfloat16
-        assert geometry.orthonormality_residual(X).max() < tolerance(X.dtype, 8, 3)
 
 
 def test_residual_is_measured_in_float64_even_under_autocast(device):
