@@ -16,6 +16,8 @@ from stiefel.experiments.logs import read_metrics
 from stiefel.experiments.tasks import Copying
 from tests.small_runs import TINY, files, one_line, run
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 def test_a_run_leaves_the_environment_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
