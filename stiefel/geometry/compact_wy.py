@@ -17,6 +17,7 @@ from stiefel.geometry.wy_factors import (
     inverse_norms,
     phase_factors,
     unit_columns,
+    wy_diagonal,
     wy_triangle,
 )
 from stiefel.numerics import real_dtype
@@ -105,7 +106,7 @@ def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tu
     S = _upper_gram(U)  # solve_triangular reads the upper triangle only
     if tau is not None:
         S.mul_(tau.unsqueeze(-1))
-    S.diagonal(dim1=-2, dim2=-1).fill_(0.5 if tau is None else 1.0)
+    S.diagonal(dim1=-2, dim2=-1).copy_(wy_diagonal(U, tau))
     Yh = torch.linalg.solve_triangular(S, U, upper=True, left=False).contiguous()
     Y = Yh if tau is None else Yh * tau.unsqueeze(-2)
     Q = (Y @ U.mH).neg_()

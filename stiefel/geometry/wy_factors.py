@@ -30,6 +30,7 @@ __all__ = [
     "phase_factors",
     "smallest_norm",
     "unit_columns",
+    "wy_diagonal",
     "wy_triangle",
 ]
 
@@ -129,11 +130,24 @@ def phase_factors(phases: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.complex(size * torch.sin(half), -size * torch.cos(half)).to(dtype)
 
 
+def wy_diagonal(U: Tensor, tau: Tensor | None) -> Tensor:
+    """The diagonal of S, |u|^2 / 2, or that of I + D N, 1 + tau (|u|^2 - 1) / 2; ``(..., L)``.
+
+    These are 1/2 and 1 for unit columns. Columns that are rounded to float32 have norms that
+    differ from one by 1e-7, alike where reflections are alike, and S + S^T = U^T U must hold to
+    better than that: |u|^2 is summed in float64. A zero column keeps 1/2 or 1.
+    """
+    double = torch.complex128 if U.is_complex() else torch.float64
+    excess = torch.linalg.vector_norm(U.detach(), dim=-2, dtype=double).square() - 1
+    half = excess.masked_fill(excess < -0.5, 0).to(real_dtype(U.dtype)) / 2
+    return half + 0.5 if tau is None else 1 + tau * half
+
+
 def wy_triangle(U: Tensor, tau: Tensor | None) -> Tensor:
-    """S = I/2 + striu(U^T U), or I + D N for complex reflections."""
+    """S = diag(|u|^2)/2 + striu(U^T U), or its like for complex reflections, I + D N."""
     N = torch.triu(U.mH @ U, 1)
-    eye = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device)
-    return N + eye / 2 if tau is None else eye + tau.unsqueeze(-1) * N
+    N = N if tau is None else tau.unsqueeze(-1) * N
+    return N + torch.diag_embed(wy_diagonal(U, tau))
 
 
 @full_precision()
