@@ -75,7 +75,9 @@ _FLAGS = {
         "WHAT", "auto, a number, or such as cpu, cpu:2, cuda:4 (default: auto)", str | int
     ),
     "precision": _Flag("NAME", f"{', '.join(PRECISIONS)} (default: 32)", str | int),
-    "threads": _Flag("NUMBER", "CPU threads (default: torch's choice)", PositiveInt),
+    "threads": _Flag(
+        "NUMBER", "CPU threads (default: 1 for copying, torch's choice for the others)", PositiveInt
+    ),
     "evaluation_sequences": _Flag(
         "NUMBER", "copying: fresh sequences to evaluate on (1280)", PositiveInt
     ),

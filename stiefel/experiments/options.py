@@ -156,6 +156,7 @@ def resolve(options: TrainOptions, task: Task) -> TrainOptions:
     generated = isinstance(task, Copying)
     return dataclasses.replace(
         options,
+        threads=recipe.threads if options.threads is None else options.threads,
         delay=task.delay if generated else None,
         layout=task.layout if generated else None,
         evaluation_sequences=task.evaluation_sequences if generated else None,

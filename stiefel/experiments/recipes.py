@@ -23,6 +23,9 @@ class Recipe:
         initialiser: Start of the recurrent weight.
         iterations: Training steps, or None where `epochs` says it.
         epochs: Epochs, or None where `iterations` says it.
+        threads: CPU threads; None leaves torch's choice. The steps of a small recurrence are too
+            short to share: a second thread gains nothing, and waits for the first at every
+            product where the machine has other work.
         head_initialiser: Start of the output layer: ``"kaiming"`` (normal, zero bias) or
             ``"default"`` (torch's own).
     """
@@ -33,6 +36,7 @@ class Recipe:
     initialiser: str
     iterations: int | None = None
     epochs: int | None = None
+    threads: int | None = None
     head_initialiser: str = "default"
 
 
@@ -43,6 +47,7 @@ RECIPES: dict[str, Recipe] = {
         lr=1e-3,
         initialiser="henaff",
         iterations=500,
+        threads=1,
         head_initialiser="kaiming",
     ),
     "smnist": Recipe(hidden=170, batch_size=128, lr=7e-4, initialiser="cayley", epochs=70),
