@@ -280,7 +280,8 @@ def _announce(console: Console, folder: RunFolder, experiment: Experiment, resum
     lines = [
         f"{task.describe()}; method {options.method} ({experiment.method.summary})",
         f"hidden {options.hidden}, {count:,} parameters; batch {options.batch_size}; {rates}",
-        f"{options.iterations:,} steps; baseline {task.baseline:.4g} (the loss without memory); run folder {folder.path}",
+        f"{options.iterations:,} steps; baseline {task.baseline:.4g} (the loss without memory)",
+        f"run folder {folder.path}",
     ]
     if resuming:
         lines.append("continuing from the last checkpoint")
