@@ -78,10 +78,7 @@ def build(
     """
     free, charts, points = _leaves_by_role(model)
     lr_orthogonal = lr / 10 if lr_orthogonal is None else lr_orthogonal
-    if lr_riemannian is None:  # a tensor of its own: schedulers change it in place
-        lr_riemannian = (
-            lr_orthogonal.clone() if isinstance(lr_orthogonal, Tensor) else lr_orthogonal
-        )
+    lr_riemannian = _copy(lr_orthogonal) if lr_riemannian is None else lr_riemannian
     further = _checked(riemannian_options, "riemannian_options")
     if issubclass(riemannian, RiemannianOptimizer):
         further.setdefault("skip_nonfinite", skip_nonfinite)
@@ -103,6 +100,11 @@ def _make(
     kind: Callable[..., torch.optim.Optimizer], /, *groups: dict[str, Any], **options: Any
 ) -> torch.optim.Optimizer:
     return kind(list(groups), **options)
+
+
+def _copy(lr: float | Tensor) -> float | Tensor:
+    """A rate of its own: schedulers change tensors in place."""
+    return lr.clone() if isinstance(lr, Tensor) else lr
 
 
 def _optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
