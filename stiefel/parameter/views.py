@@ -7,6 +7,7 @@ matrices are transposed here, once, so that no floor below ever meets one.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from stiefel.errors import ConfigurationError, ShapeError, unknown
 __all__ = ["VIEWS", "BlockView", "ConvolutionView", "MatrixView", "View", "make_view"]
 
 
-class View(nn.Module):
+class View(nn.Module, ABC):
     """A bijection between tensors of one shape and batches of tall matrices.
 
     Subclasses give `fold` and `unfold`; the transpose of wide matrices is added here.
@@ -31,17 +32,17 @@ class View(nn.Module):
         rows, columns = self.folded_shape()[-2:]
         self.transposed = rows < columns
 
+    @abstractmethod
     def folded_shape(self) -> tuple[int, ...]:
         """Shape of the matrices before a transpose."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fold(self, tensor: Tensor) -> Tensor:
         """Reads the tensor as matrices, tall or wide."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unfold(self, matrix: Tensor) -> Tensor:
         """Inverse of `fold`."""
-        raise NotImplementedError
 
     @property
     def matrix_shape(self) -> tuple[int, ...]:
