@@ -91,6 +91,9 @@ class ChartCase:
     """A chart with its options, and the shapes and dtypes that it claims.
 
     ``onto``: every matrix of the right determinant is reached, not products of few factors only.
+    ``almost``: all but a null set; special points may be refused, with a reason.
+    ``inverts``: the chart finds coordinates of a given point at all.
+    ``component``: `set_determinant` chooses the component of a real square weight.
     """
 
     name: str
@@ -98,6 +101,9 @@ class ChartCase:
     options: dict[str, Any] = field(default_factory=dict)
     dtypes: list[torch.dtype] = field(default_factory=lambda: DTYPES)
     onto: bool = True
+    almost: bool = False
+    inverts: bool = True
+    component: bool = True
 
     def __str__(self) -> str:
         return "-".join([self.name, *(f"{key}{value}" for key, value in self.options.items())])
@@ -106,6 +112,11 @@ class ChartCase:
         """The chart for one (batch, n, p)."""
         batch, n, p = shape
         return CHARTS_BY_NAME[self.name](n, p, batch=batch, **self.options)
+
+    @property
+    def batched(self) -> bool:
+        """Whether the chart takes batches of matrices."""
+        return CHARTS_BY_NAME[self.name].batched
 
 
 CHARTS = [

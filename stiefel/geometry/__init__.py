@@ -18,6 +18,8 @@ from stiefel.geometry.metrics import (
     euclidean_gradient,
     euclidean_inner,
 )
+from stiefel.geometry.polish import polish
+from stiefel.geometry.product import product
 from stiefel.geometry.residuals import orthonormality_residual, tangency_residual
 from stiefel.geometry.retractions import (
     RETRACTIONS,
@@ -49,6 +51,8 @@ __all__ = [
     "orthonormality_residual",
     "polar_factor",
     "polar_retraction",
+    "polish",
+    "product",
     "projection_transport",
     "qr_factor",
     "qr_retraction",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -45,18 +46,34 @@ def complaint(
     X, leaf = loaded[0], next(iter(originals.values()))
     residual = float(geometry.orthonormality_residual(X).max())
     bound = max(tolerance(t.dtype, *X.shape[-2:]) for t in (X, leaf))
-    if not isinstance(chart, Riemannian):
-        if "chart" not in metadata and X.shape[-1] > 1 and residual <= bound:
-            return _foreign("riemannian", chart.name)
-        return chart.complaint(loaded) or _component(chart, X, determinant, state_dict, prefix)
-    if not residual <= bound:
-        return (
-            f"the checkpoint is off the manifold: the largest entry of |X^H X - I| is "
-            f"{residual:.2e}, the tolerance is {bound:.2e}. Project it with "
-            "stiefel.geometry.polar_factor before loading, or load it into the plain module and "
-            "call stiefel.orthogonal after that"
-        )
-    return _component(chart, X, determinant, state_dict, prefix)
+    if isinstance(chart, Riemannian):
+        wrong = _off_manifold("checkpoint", X, bound)
+    elif "chart" not in metadata and not chart.proxy and X.shape[-1] > 1 and residual <= bound:
+        return _foreign("riemannian", chart.name)
+    else:
+        wrong = chart.complaint(loaded) or _base(chart, state_dict, prefix)
+    return wrong or _component(chart, loaded, determinant, state_dict, prefix)
+
+
+def _off_manifold(what: str, X: Tensor, bound: float) -> str | None:
+    residual = float(geometry.orthonormality_residual(X).max())
+    if residual <= bound:
+        return None
+    return (
+        f"the {what} is off the manifold: the largest entry of |X^H X - I| is {residual:.2e}, the "
+        f"tolerance is {bound:.2e}. Project it with stiefel.geometry.polar_factor before loading, "
+        "or load it into the plain module and call stiefel.orthogonal after that"
+    )
+
+
+def _base(chart: Parametrization, state_dict: dict[str, Any], prefix: str) -> str | None:
+    """What is wrong with a chart's base in a checkpoint; torch reports a missing one."""
+    saved, ours = state_dict.get(prefix + "0.base"), getattr(chart, "base", None)
+    if not isinstance(saved, Tensor) or not isinstance(ours, Tensor) or saved.shape != ours.shape:
+        return None
+    if saved.is_meta or saved.numel() == 0:
+        return None
+    return _off_manifold("base in the checkpoint", saved, tolerance(saved.dtype, chart.n, chart.p))
 
 
 def _foreign(saved: str, ours: str) -> str:
@@ -68,26 +85,22 @@ def _foreign(saved: str, ours: str) -> str:
 
 def _component(
     chart: Parametrization,
-    X: Tensor,
+    loaded: list[Tensor],
     determinant: int | None,
     state_dict: dict[str, Any],
     prefix: str,
 ) -> str | None:
-    """Whether a checkpoint would undo ``determinant=``."""
+    """Whether a checkpoint would undo ``determinant=``: reads the weight that it describes."""
     if determinant is None:
         return None
-    flip, ours = state_dict.get(prefix + "0.flip"), getattr(chart, "flip", None)
-    if isinstance(chart, Riemannian):
-        sign = sign_of_determinant(X)
-        other = sign is not None and bool((sign != determinant).any())
-    else:
-        other = (
-            isinstance(flip, Tensor)
-            and isinstance(ours, Tensor)
-            and flip.shape == ours.shape
-            and not torch.equal(flip.to(ours), ours)
-        )
-    if not other:
+    twin = copy.deepcopy(chart)
+    for key, buffer in twin._buffers.items():
+        saved = state_dict.get(f"{prefix}0.{key}")
+        if isinstance(saved, Tensor) and buffer is not None and saved.shape == buffer.shape:
+            twin._buffers[key] = saved.to(loaded[0].device)
+    with torch.no_grad():
+        sign = sign_of_determinant(twin(*loaded))
+    if sign is None or bool((sign == determinant).all()):
         return None
     return (
         f"the checkpoint has determinant {-determinant:+d} and the weight was made with "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -114,18 +114,17 @@ class Constraint:
         """Chooses new coordinates of the same weight (a new base, unit norms).
 
         Args:
-            optimizer: Its moments for these leaves are moved to the new coordinates, or reset
-                where that cannot be done.
+            optimizer: Its moments for these leaves are moved to the new coordinates. Where one of
+                a leaf's cannot be, all of the leaf's state is dropped: the optimizer starts again
+                there, as it did at its first step.
         """
         if self._storage is None:
             return
         leaves = self._storage.originals
         new, move = self._storage.chart.rebase(leaves)
         for i, (leaf, value) in enumerate(zip(leaves, new, strict=True)):
-            for key, moment in (optimizer.state.get(leaf, {}) if optimizer else {}).items():
-                if isinstance(moment, Tensor) and moment.shape == leaf.shape:
-                    moved = move(i, key, moment)
-                    moment.copy_(torch.zeros_like(moment) if moved is None else moved)
+            if optimizer is not None and leaf in optimizer.state:
+                _move_state(optimizer, leaf, lambda key, moment, i=i: move(i, key, moment))
             leaf.copy_(value)
 
     @torch.no_grad()
@@ -145,6 +144,23 @@ class Constraint:
     def operator(self) -> Operator:
         """The weight as a matrix-free operator, in the orientation that the module uses."""
         return operator(self.module, self.name)
+
+
+def _move_state(
+    optimizer: torch.optim.Optimizer, leaf: Tensor, move: Callable[[str, Tensor], Tensor | None]
+) -> None:
+    """Moves an optimizer's moments of a leaf in place, or drops its state."""
+    state = optimizer.state[leaf]
+    moved = {
+        key: move(key, moment)
+        for key, moment in state.items()
+        if isinstance(moment, Tensor) and moment.shape == leaf.shape and moment.ndim > 0
+    }
+    if any(moment is None for moment in moved.values()):
+        del optimizer.state[leaf]
+        return
+    for key, moment in moved.items():
+        state[key].copy_(moment)
 
 
 def constraints(model: nn.Module) -> Iterator[Constraint]:

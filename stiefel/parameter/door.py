@@ -200,6 +200,9 @@ def _starting_coordinates(
     sign = sign_of_determinant(torch.nan_to_num(X))
     if sign is not None and (init is None or determinant is not None):
         chart.set_determinant(sign if determinant is None else torch.full_like(sign, determinant))
+    if not chart.inverts:
+        originals = chart.starting_originals(X.dtype, X.device, generator)
+        return (originals,) if isinstance(originals, Tensor) else originals, 0.0
     point = chart.start(X.dtype, X.device, generator)
     if determinant is not None:
         point = geometry.with_determinant(point, determinant)

@@ -54,10 +54,10 @@ def sign_of_determinant(X: Tensor) -> Tensor | None:
 def coordinates_of(
     chart: Parametrization, point: Tensor, determinant: int | None = None
 ) -> tuple[Tensor, ...]:
-    """The coordinates of a point; the chart's component is set to the point's.
+    """The coordinates of a point; the chart's component and base are set to the point's.
 
     Args:
-        chart: The chart; its component is as before if an error is raised.
+        chart: The chart; its component and base are as before if an error is raised.
         point: A point ``(*batch, n, p)``.
         determinant: +1 or -1 if the user fixed it.
 
@@ -73,17 +73,17 @@ def coordinates_of(
             f"the value has determinant {-determinant:+d} and determinant={determinant:+d} is "
             "asked for: negate one of its rows, or leave determinant= out"
         )
-    buffers = {key: value.clone() for key, value in chart.named_buffers()}
+    buffers = {k: None if b is None else b.clone() for k, b in chart._buffers.items()}
     try:
         if sign is not None:
             chart.set_determinant(sign)
+        chart.set_base(point)
         obstacle = chart.obstacle(point)
         if obstacle is not None:
             raise RepresentationError(obstacle)
         coordinates = chart.right_inverse(point)
     except Exception:
-        for key, value in chart.named_buffers():
-            value.copy_(buffers[key])
+        chart._buffers.update(buffers)
         raise
     return (coordinates,) if isinstance(coordinates, Tensor) else tuple(coordinates)
 

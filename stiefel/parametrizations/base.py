@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from stiefel.errors import (
     OffManifoldError,
     ShapeError,
 )
-from stiefel.geometry import orthonormality_residual
+from stiefel.geometry import orthonormality_residual, polish
 from stiefel.numerics import compute_dtype, full_precision, tolerance
 from stiefel.operators import Dense, Operator
 
@@ -24,6 +24,9 @@ __all__ = ["Move", "Parametrization"]
 
 #: ``move(i, key, moment)``: an optimizer's state of original i in the new coordinates, or None.
 Move = Callable[[int, str, Tensor], Tensor | None]
+
+#: Residual up to which a base is taken for a rounded point.
+_MENDED = 0.1
 
 
 class Parametrization(nn.Module, ABC):
@@ -43,6 +46,9 @@ class Parametrization(nn.Module, ABC):
         batch: Leading dimensions, a tuple.
         rebase_every: Steps between rebases that the chart asks of an optimizer; None for none.
         weight_dtype: Dtype of the weight; None for that of the first original.
+        has_base: Whether the chart is centred at a point, the buffer `base`, that moves. The
+            buffer stays in float32 or better, whatever the module is cast to.
+        inverts: Whether `right_inverse` finds coordinates of a point at all.
 
     Raises:
         ShapeError: If n < p or p < 1.
@@ -55,8 +61,12 @@ class Parametrization(nn.Module, ABC):
     complex: ClassVar[bool] = True
     tall: ClassVar[bool] = True
     batched: ClassVar[bool] = True
-    #: Whether the chart is centred at a point that `rebase` moves.
-    has_base: ClassVar[bool] = False
+    #: Whether the coordinates are a matrix near the weight, so that a point is its own.
+    proxy: ClassVar[bool] = False
+    #: Whether the chart is centred at a point, the buffer `base`, that `rebase` moves.
+    has_base: bool = False
+    #: Whether `right_inverse` finds coordinates of a point at all.
+    inverts: bool = True
 
     def __init__(self, n: int, p: int | None = None, *, batch: Sequence[int] = ()) -> None:
         super().__init__()
@@ -117,6 +127,22 @@ class Parametrization(nn.Module, ABC):
 
     # ------------------------------------------------------------------ what it may refine
 
+    def starting_originals(
+        self,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Originals of the chart's own start, in its current component; moves the base there."""
+        X = self.start(dtype, device, generator)
+        self.set_base(X)
+        return self.right_inverse(X)
+
+    def set_base(self, X: Tensor) -> None:
+        """Moves the base to the point X, whose coordinates are then zero; without one, nothing."""
+        if self.has_base:
+            self._store_base(self.check_point(X))
+
     def operator(self, *originals: Tensor) -> Operator:
         """The weight as an operator whose dense form is `forward`."""
         return Dense(self(*originals))
@@ -141,11 +167,41 @@ class Parametrization(nn.Module, ABC):
 
         Returns:
             The new originals, and ``move(i, key, moment)``: the state `key` of original i in the
-            new coordinates, or None where it must be reset.
+            new coordinates, or None where it must be reset: then all of the optimizer's state of
+            that original is dropped.
         """
         return tuple(original.detach().clone() for original in originals), lambda i, key, m: m
 
     # --------------------------------------------------------------------------- helpers
+
+    def _store_base(self, X: Tensor) -> None:
+        """Replaces the base; a graph that was built on the old one stays valid."""
+        self.base = X.detach().clone(memory_format=torch.contiguous_format)
+
+    def _mend_base(self) -> None:
+        """Moves a base that carries the rounding of a lower precision onto the manifold."""
+        base = self._buffers.get("base")
+        if base is None or base.is_meta or base.numel() == 0:
+            return
+        residual = float(orthonormality_residual(base).max())
+        if tolerance(base.dtype, self.n, self.p) < residual < _MENDED:
+            self.base = polish(base, 3)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Parametrization:
+        """Keeps the base in float32 or better; on its manifold when the precision rises."""
+        before = self._buffers.get("base")
+        super()._apply(fn, recurse)
+        after = self._buffers.get("base")
+        if before is not None and after is not None and after.dtype != before.dtype:
+            if compute_dtype(after.dtype) != after.dtype:  # 16 bits would lose the manifold
+                kind = torch.complex64 if before.is_complex() else torch.float32
+                self.base = before.to(after.device, kind)
+            self._mend_base()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._mend_base()
 
     def emit(self, X: Tensor, original: Tensor) -> Tensor:
         """Casts a computed weight to `weight_dtype`, by default the dtype of the original."""
@@ -189,9 +245,7 @@ class Parametrization(nn.Module, ABC):
             )
         X = X.to(working)
         if working == torch.float32 and bound > tolerance(working, self.n, self.p):
-            eye = torch.eye(self.p, dtype=working, device=X.device)
-            for _ in range(3):
-                X = X @ (3 * eye - X.mH @ X) / 2
+            X = polish(X, 3)
         return X
 
     def extra_repr(self) -> str:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError, RepresentationError
 from stiefel.geometry.compact_wy import compact_wy
-from stiefel.geometry.determinant import determinant_sign
 from stiefel.geometry.reflections import householder_vectors
 from stiefel.geometry.wy_factors import (
     check_reflection_vectors,
@@ -19,7 +18,8 @@ from stiefel.geometry.wy_factors import (
 )
 from stiefel.numerics import compute_dtype, real_dtype, tolerance
 from stiefel.operators import CompactWY, Dense, Operator
-from stiefel.parametrizations.base import Move, Parametrization
+from stiefel.parametrizations.base import Move
+from stiefel.parametrizations.component import OneComponent
 
 __all__ = ["CWY"]
 
@@ -38,7 +38,7 @@ _MOMENT_POWERS = {
 }
 
 
-class CWY(Parametrization):
+class CWY(OneComponent):
     """Q = F H(v_1) ... H(v_L): square matrices, or the first p columns of one.
 
     The columns of V are free nonzero vectors, H(v) = I - 2 v v^T / |v|^2; only their directions
@@ -70,7 +70,6 @@ class CWY(Parametrization):
     """
 
     name = "cwy"
-    flip: Tensor | None
 
     def __init__(
         self,
@@ -87,11 +86,7 @@ class CWY(Parametrization):
                 f"chart {self.name!r}: expected 1 <= reflections <= n = {n}, got {reflections}: "
                 f"{self.p} reflections cover every {n} x {self.p} matrix that the chart can hold"
             )
-        square = self.p == self.n
-        self.register_buffer("flip", torch.ones(self.batch, dtype=torch.int8) if square else None)
-
-    def _flip_for(self, V: Tensor) -> Tensor | None:
-        return None if V.is_complex() else self.flip
+        self.keep_flip(parity=(-1) ** self.reflections)
 
     def _lift(self, originals: Sequence[Tensor]) -> list[Tensor]:
         return [original.to(compute_dtype(original.dtype)) for original in originals]
@@ -99,7 +94,7 @@ class CWY(Parametrization):
     def forward(self, *originals: Tensor) -> Tensor:
         """The weight from V ``(*batch, n, L)`` and, for complex V, phases ``(*batch, L)``."""
         lifted = self._lift(originals)
-        X = compact_wy(*lifted, columns=self.p, flip=self._flip_for(lifted[0]))
+        X = compact_wy(*lifted, columns=self.p, flip=self.flip_for(lifted[0].dtype))
         return self.emit(X, originals[0])
 
     def operator(self, *originals: Tensor) -> Operator:
@@ -109,7 +104,7 @@ class CWY(Parametrization):
             return Dense(self(*originals))
         lifted = self._lift(originals)
         U, Y = compact_wy_factors(*lifted)
-        flip = self._flip_for(lifted[0])
+        flip = self.flip_for(lifted[0].dtype)
         return CompactWY(U.to(emitted), Y.to(emitted), columns=self.p, flip=flip)
 
     def right_inverse(self, X: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -126,10 +121,7 @@ class CWY(Parametrization):
 
     def _factor(self, X: Tensor) -> tuple[Tensor, Tensor | None]:
         lifted = self.check_point(X)
-        flip = self._flip_for(lifted)
-        if flip is not None:
-            scale = flip.to(lifted)[..., None, None]
-            lifted = torch.cat([lifted[..., :-1, :], lifted[..., -1:, :] * scale], dim=-2)
+        lifted = self.flip_rows(lifted)
         bound = tolerance(X.dtype, self.n, self.p)
         return householder_vectors(lifted, self.reflections, bound=bound)
 
@@ -163,16 +155,9 @@ class CWY(Parametrization):
                 generator=generator,
             )
             originals.append((2 * turns - 1) * math.pi)
-        flip = self._flip_for(V)
+        flip = self.flip_for(V.dtype)
         flip = None if flip is None else flip.to(V.device)
         return compact_wy(*originals, columns=self.p, flip=flip).to(dtype)
-
-    def set_determinant(self, sign: Tensor) -> None:
-        """Sets `flip` so that real square weights have determinants `sign`, shape ``(*batch)``."""
-        if self.flip is None:
-            return
-        parity = (-1) ** self.reflections
-        self.flip.copy_((sign * parity).to(self.flip).expand(self.batch))
 
     def obstacle(self, X: Tensor) -> str | None:
         """The wrong determinant, or rank(X - I) > L; None for every other point."""
@@ -182,18 +167,7 @@ class CWY(Parametrization):
             except RepresentationError as error:
                 return str(error)
             return None
-        if self.p < self.n or X.is_complex():
-            return None
-        sign = determinant_sign(X)
-        assert self.flip is not None
-        ours = self.flip * (-1) ** self.reflections
-        if bool((sign * ours > 0).all()):
-            return None
-        return (
-            f"{self.reflections} reflections with this chart's flip have determinant "
-            f"{ours.flatten().tolist()[:4]}, the matrix has {sign.flatten().int().tolist()[:4]}: "
-            "leave determinant= out or give the sign of the matrix"
-        )
+        return self.determinant_obstacle(X)
 
     def complaint(self, originals: Sequence[Tensor]) -> str | None:
         """Reflection vectors without a direction."""
