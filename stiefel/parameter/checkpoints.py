@@ -44,15 +44,21 @@ def complaint(
     if not loaded or [t.shape for t in loaded] != shapes or loaded[0].numel() == 0:
         return None  # torch reports what is missing or has another shape
     X, leaf = loaded[0], next(iter(originals.values()))
-    residual = float(geometry.orthonormality_residual(X).max())
-    bound = max(tolerance(t.dtype, *X.shape[-2:]) for t in (X, leaf))
+    bound = max(tolerance(t.dtype, chart.n, chart.p) for t in (X, leaf))
     if isinstance(chart, Riemannian):
         wrong = _off_manifold("checkpoint", X, bound)
-    elif "chart" not in metadata and not chart.proxy and X.shape[-1] > 1 and residual <= bound:
+    elif "chart" not in metadata and _is_a_point(chart, X, bound):
         return _foreign("riemannian", chart.name)
     else:
         wrong = chart.complaint(loaded) or _base(chart, state_dict, prefix)
     return wrong or _component(chart, loaded, determinant, state_dict, prefix)
+
+
+def _is_a_point(chart: Parametrization, X: Tensor, bound: float) -> bool:
+    """Whether what should be coordinates is a point instead."""
+    if chart.proxy or chart.p == 1 or X.shape != chart.shape:
+        return False
+    return float(geometry.orthonormality_residual(X).max()) <= bound
 
 
 def _off_manifold(what: str, X: Tensor, bound: float) -> str | None:

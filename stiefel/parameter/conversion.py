@@ -91,19 +91,20 @@ def _converted(
             "columns have charts. Say which weights to convert by name="
         )
     leaf, old = constraint.leaves[0], constraint.storage
+    dtype = leaf.dtype if old is None else old.dtype
     point = constraint.point if old is None else old.exact_point()
     chart = make_chart(via, tuple(point.shape), options, point.device)
     chart.weight_dtype = None if old is None else old.chart.weight_dtype
     determinant = None if old is None else old.determinant
     if point.is_meta:
-        empty = chart.empty_originals(leaf.dtype, point.device)
+        empty = chart.empty_originals(dtype, point.device)
         coordinates = (empty,) if isinstance(empty, Tensor) else tuple(empty)
     else:
         coordinates = coordinates_of(chart, nearest(point)[0], determinant)
     return ConstraintList(
         chart,
         MatrixView(point.shape) if old is None else old.view,
-        make_leaves(chart, coordinates, leaf),
+        make_leaves(chart, coordinates, leaf, dtype),
         determinant=determinant,
         projected_distance=constraint.projected_distance,
     )

@@ -85,14 +85,14 @@ def orthogonal(
         >>> bool((W.mT @ W - torch.eye(64)).abs().max() < stiefel.tolerance(W.dtype, 64, 64))
         True
     """
-    tensor, old = _current(module, name)
+    tensor, old, dtype = _current(module, name)
     chart, the_view = _chart_and_view(module, name, tensor, via, view, weight_dtype, options)
     _check(chart, determinant, the_view.matrix_shape, tensor)
     with torch.no_grad():
         coordinates, distance = _starting_coordinates(
             chart, the_view, tensor, init, determinant, generator
         )
-    leaves = make_leaves(chart, coordinates, old)
+    leaves = make_leaves(chart, coordinates, old, dtype)
     storage = ConstraintList(
         chart, the_view, leaves, determinant=determinant, projected_distance=distance
     )
@@ -100,8 +100,8 @@ def orthogonal(
     return module
 
 
-def _current(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
-    """The weight's value, and the tensor that says whether it is a parameter and trained."""
+def _current(module: nn.Module, name: str) -> tuple[Tensor, Tensor, torch.dtype]:
+    """The weight's value, a tensor that is a parameter and trained or not, the stored dtype."""
     if parametrize.is_parametrized(module, name):
         storage = storage_of(module, name)
         if storage is None:
@@ -109,7 +109,7 @@ def _current(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
                 f"{name!r} is already parametrized by another library: call torch.nn.utils."
                 f"parametrize.remove_parametrizations(module, {name!r}) first"
             )
-        return storage.view(storage.exact_point()), storage.originals[0]
+        return storage.view(storage.exact_point()), storage.originals[0], storage.dtype
     tensor = module._parameters.get(name, module._buffers.get(name))
     if tensor is None:
         found = [k for k, v in (*module.named_parameters(), *module.named_buffers()) if v.ndim > 1]
@@ -117,7 +117,7 @@ def _current(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
             f"{type(module).__name__} has no weight {name!r} of its own; matrices in it: "
             f"{', '.join(found) or 'none'}. Call stiefel.orthogonal on the submodule that holds it"
         )
-    return tensor.detach(), tensor
+    return tensor.detach(), tensor, tensor.dtype
 
 
 def _chart_and_view(

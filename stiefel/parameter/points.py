@@ -89,13 +89,19 @@ def coordinates_of(
 
 
 def make_leaves(
-    chart: Parametrization, coordinates: tuple[Tensor, ...], like: Tensor
+    chart: Parametrization, coordinates: tuple[Tensor, ...], like: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """Wraps coordinates as what `like` is: trainable or frozen parameters, or buffers."""
-    dtype = like.dtype
+    """Wraps coordinates as what `like` is: trainable or frozen parameters, or buffers.
+
+    Args:
+        chart: The chart.
+        coordinates: The values; real ones of a complex point are stored in its real dtype.
+        like: A parameter or a plain tensor.
+        dtype: Dtype of the point, as it was stored.
+    """
     leaves = []
     for tensor in coordinates:
-        kind = dtype if tensor.is_complex() == dtype.is_complex else dtype.to_real()
+        kind = dtype if tensor.is_complex() else dtype.to_real()
         tensor = tensor.detach().to(kind).clone(memory_format=torch.contiguous_format)
         if isinstance(like, nn.Parameter):
             if isinstance(chart, Riemannian):

@@ -82,6 +82,11 @@ class ConstraintList(parametrize.ParametrizationList):
         """The second link."""
         return self[1]  # pyright: ignore[reportReturnType]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the point as it is stored: complex where real coordinates mean such a point."""
+        return self.chart.point_dtype(self.originals)
+
     def point(self) -> Tensor:
         """The point ``(*batch, n, p)``, differentiable, in the dtype of the emitted weight."""
         return self.chart(*self.originals)
@@ -90,7 +95,7 @@ class ConstraintList(parametrize.ParametrizationList):
     def exact_point(self) -> Tensor:
         """The point in float32 or better, detached, however it is emitted."""
         emitted = self.chart.weight_dtype
-        self.chart.weight_dtype = compute_dtype(self.originals[0].dtype)
+        self.chart.weight_dtype = compute_dtype(self.dtype)
         try:
             return self.point().detach().as_subclass(Tensor)
         finally:
@@ -162,12 +167,11 @@ class ConstraintList(parametrize.ParametrizationList):
     @torch.no_grad()
     def assign(self, X: Tensor) -> None:
         """Stores a point ``(*batch, n, p)``; all or nothing (see `right_inverse`)."""
-        original = self.originals[0]
-        if X.is_complex() and not original.is_complex():
+        if X.is_complex() and not self.dtype.is_complex:
             raise DtypeError(
-                f"expected a real value for a weight of dtype {original.dtype}, got {X.dtype}"
+                f"expected a real value for a weight of dtype {self.dtype}, got {X.dtype}"
             )
-        point, distance = nearest(X.to(compute_dtype(original.dtype)))
+        point, distance = nearest(X.to(compute_dtype(self.dtype)))
         coordinates = coordinates_of(self.chart, point, self.determinant)
         for target, new in zip(self.originals, coordinates, strict=True):
             target.copy_(new)

@@ -45,7 +45,7 @@ class Parametrization(nn.Module, ABC):
         p: Columns.
         batch: Leading dimensions, a tuple.
         rebase_every: Steps between rebases that the chart asks of an optimizer; None for none.
-        weight_dtype: Dtype of the weight; None for that of the first original.
+        weight_dtype: Dtype of the weight; None for `point_dtype` of the originals.
         has_base: Whether the chart is centred at a point, the buffer `base`, that moves. The
             buffer stays in float32 or better, whatever the module is cast to.
         inverts: Whether `right_inverse` finds coordinates of a point at all.
@@ -142,6 +142,13 @@ class Parametrization(nn.Module, ABC):
         """Moves the base to the point X, whose coordinates are then zero; without one, nothing."""
         if self.has_base:
             self._store_base(self.check_point(X))
+
+    def point_dtype(self, originals: Sequence[Tensor]) -> torch.dtype:
+        """Dtype of the weight of these originals; that of the first where it is a matrix.
+
+        Charts whose coordinates are angles say here which real tensors mean a complex weight.
+        """
+        return originals[0].dtype
 
     def operator(self, *originals: Tensor) -> Operator:
         """The weight as an operator whose dense form is `forward`."""
