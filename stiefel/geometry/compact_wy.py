@@ -22,7 +22,7 @@ from stiefel.geometry.wy_factors import (
 )
 from stiefel.numerics import real_dtype
 
-__all__ = ["compact_wy"]
+__all__ = ["check_reflections", "compact_wy", "scale_last_row_"]
 
 
 # ------------------------------------------------------------------- shared by both kernels
@@ -68,8 +68,8 @@ def _upper_gram(U: Tensor) -> Tensor:
     return gram
 
 
-def _scale_last_row_(A: Tensor, flip: Tensor | None) -> Tensor:
-    """F A in place, F = diag(1, ..., 1, flip)."""
+def scale_last_row_(A: Tensor, flip: Tensor | None) -> Tensor:
+    """F A in place, F = diag(1, ..., 1, flip); F = I where flip is None."""
     if flip is not None:
         A[..., -1, :].mul_(flip.to(A.dtype).unsqueeze(-1))
     return A
@@ -111,7 +111,7 @@ def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tu
     Y = Yh if tau is None else Yh * tau.unsqueeze(-2)
     Q = (Y @ U.mH).neg_()
     Q.diagonal(dim1=-2, dim2=-1).add_(1)
-    return _scale_last_row_(Q, flip), U, Yh
+    return scale_last_row_(Q, flip), U, Yh
 
 
 def _square_backward_fake(G, Q, U, Yh, V, phases, flip) -> list[Tensor]:
@@ -136,8 +136,8 @@ def _square_backward(
     tau = phase_factors(phases, V.dtype)
     M = G @ Q.mH
     K = M.sub_(M.mH.resolve_conj().contiguous())
-    _scale_last_row_(K, flip)
-    _scale_last_row_(K.mT, flip)
+    scale_last_row_(K, flip)
+    scale_last_row_(K.mT, flip)
     dU = K @ Yh
     dphi = None if tau is None else torch.empty_like(tau.real)
     for start, stop in _block_columns(U.shape[-1]):
@@ -196,7 +196,7 @@ def _thin_forward(
         kept = top - torch.triu(U.mH @ U, 1) @ X
     Q = (U @ X).neg_()
     Q.diagonal(dim1=-2, dim2=-1).add_(1)
-    return _scale_last_row_(Q, flip), U, T, kept
+    return scale_last_row_(Q, flip), U, T, kept
 
 
 def _thin_backward_fake(G, U, T, Xh, V, phases, flip, columns) -> list[Tensor]:
@@ -224,7 +224,7 @@ def _thin_backward(
     dphi_k = -Im(e^(i phi_k) (Xh G^H Yh)_kk).
     """
     tau = phase_factors(phases, V.dtype)
-    A2 = (G.mH @ (U if flip is None else _scale_last_row_(U.clone(), flip))) @ T
+    A2 = (G.mH @ (U if flip is None else scale_last_row_(U.clone(), flip))) @ T
     dphi, X = None, Xh
     if phases is not None and tau is not None:
         inner = (Xh * A2.mT).sum(-1)
@@ -232,7 +232,7 @@ def _thin_backward(
         A2 = A2 * tau.unsqueeze(-2)
         X = tau.unsqueeze(-1) * Xh
     Kt = torch.triu((X @ A2).mH.resolve_conj(), 1)
-    dU = _scale_last_row_(G @ X.mH, flip).neg_()
+    dU = scale_last_row_(G @ X.mH, flip).neg_()
     dU += U @ (Kt + Kt.mH.resolve_conj())
     dU[..., :columns, :] -= A2
     return _gradients(_project(dU, U, V), phases, dphi)
@@ -244,13 +244,25 @@ _thin = differentiable(_thin_forward, _thin_backward, name="compact_wy")
 # ------------------------------------------------------------------------------- the map
 
 
-def _check(V: Tensor, phases: Tensor | None, columns: int, flip: Tensor | None) -> None:
+def check_reflections(
+    V: Tensor, phases: Tensor | None, columns: int | None, flip: Tensor | None
+) -> int:
+    """Checks the arguments of `compact_wy`.
+
+    Returns:
+        The number of columns, n by default.
+
+    Raises:
+        ShapeError: If sizes disagree or there are more reflections than rows.
+        DtypeError: If V is complex and there are no phases, or the reverse.
+    """
     if V.ndim < 2 or not 1 <= V.shape[-1] <= V.shape[-2]:
         raise ShapeError(
             f"expected reflection vectors of shape (..., n, L) with 1 <= L <= n, got "
             f"{tuple(V.shape)}: n reflections are enough for every orthogonal matrix"
         )
     *batch, n, L = V.shape
+    columns = n if columns is None else columns
     if not 1 <= columns <= n:
         raise ShapeError(f"expected 1 <= columns <= n = {n}, got {columns}")
     if V.is_complex() != (phases is not None):
@@ -268,6 +280,7 @@ def _check(V: Tensor, phases: Tensor | None, columns: int, flip: Tensor | None) 
             f"expected flip of shape {tuple(batch)} for square matrices, got {tuple(flip.shape)} "
             f"for {n} x {columns}: frames with fewer columns than rows need no flip"
         )
+    return columns
 
 
 def compact_wy(
@@ -299,9 +312,8 @@ def compact_wy(
         DtypeError: If V is complex and there are no phases, or the reverse.
         DoubleBackwardError: In a second derivative.
     """
-    n, L = V.shape[-2:] if V.ndim >= 2 else (0, 0)
-    columns = n if columns is None else columns
-    _check(V, phases, columns, flip)
+    columns = check_reflections(V, phases, columns, flip)
+    n, L = V.shape[-2:]
     if columns == n and n <= 2 * L:
         return _square(V, phases, flip)
     return _thin(V, phases, flip, columns)

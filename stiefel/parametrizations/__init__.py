@@ -2,9 +2,14 @@
 
 from stiefel.parametrizations.base import Move, Parametrization
 from stiefel.parametrizations.cwy import CWY
+from stiefel.parametrizations.householder import HouseholderProduct
 from stiefel.parametrizations.tcwy import TCWY
 
-__all__ = ["CHARTS", "CWY", "TCWY", "Move", "Parametrization"]
+__all__ = ["CHARTS", "CWY", "TCWY", "HouseholderProduct", "Move", "Parametrization"]
 
 #: Charts by the name that ``via=`` takes.
-CHARTS: dict[str, type[Parametrization]] = {"cwy": CWY, "tcwy": TCWY}
+CHARTS: dict[str, type[Parametrization]] = {
+    "cwy": CWY,
+    "householder": HouseholderProduct,
+    "tcwy": TCWY,
+}

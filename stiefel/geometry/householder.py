@@ -1,0 +1,252 @@
+"""Products of reflections, one after another: the reference for `stiefel.geometry.compact_wy`.
+
+``F H_1 ... H_L E`` in L successive rank-one updates (Mhammedi, Hellicar, Rahman, Bailey, ICML
+2017), the rightmost reflection first, E the first p columns of I. L steps follow one another and
+each reads and writes a whole matrix.
+
+The backward pass keeps nothing but the result, for reflections can be undone. With
+dL = Re tr(G^H dX), X_k = H_k X_(k+1) and G_(k+1) = H_k^H G_k, let K_k = X_k G_k^H - G_k X_k^H; then
+
+    w_k = K_k u_k,   K_(k+1) = H_k^H K_k H_k,
+    du_k = -tau_k w_k (and any multiple of u_k),   dphi_k = -Im(u_k^H w_k) / 2,
+    dv_k = (du_k - u_k <u_k, du_k>) / |v_k|.
+
+K is n x n and skew-Hermitian; for tall matrices it is kept as its factors [X, G], n x 2p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from stiefel.geometry.compact_wy import check_reflections, scale_last_row_
+from stiefel.geometry.kernel import differentiable, kernel_op
+from stiefel.geometry.wy_factors import inverse_norms, phase_factors
+from stiefel.numerics import real_dtype
+
+__all__ = ["householder_product"]
+
+#: Elements of a batch of matrices that stay in a cache, and how few matrices are done singly.
+_CACHED, _FEW = 2**18, 16
+
+
+# --------------------------------------- the batch is last here, M is (n, m) or (n, m, b)
+
+
+def _factors(U: Tensor, phases: Tensor | None) -> Tensor:
+    """tau_k = (1 - e^(i phi_k)) / |u_k|^2, real 2 / |u_k|^2, shape ``(L,)`` or ``(L, b)``.
+
+    Rounded columns have norms that differ from one by 1e-7; with |u|^2 summed in float64, every
+    factor is unitary to rounding nevertheless, and a thousand of them in a row too.
+
+    Args:
+        U: Columns, one a row, shape ``(L, n)`` or ``(L, n, b)``.
+        phases: Shape ``(L,)`` or ``(L, b)``.
+    """
+    if U.is_complex():
+        squares = torch.view_as_real(U).double().square().sum((1, -1))
+    else:
+        squares = U.double().square().sum(1)
+    squares = squares.masked_fill(squares < 0.5, 1).to(real_dtype(U.dtype))  # u = 0: any will do
+    tau = phase_factors(phases, U.dtype)
+    return 2 / squares if tau is None else tau / squares
+
+
+def _row(x: Tensor, M: Tensor, work: Tensor) -> Tensor:
+    """x^T M; elementwise for a batch, several times faster than products of small matrices."""
+    if M.ndim == 2:
+        return M.mT @ x
+    return torch.mul(M, x.unsqueeze(1), out=work).sum(0)
+
+
+def _column(M: Tensor, x: Tensor, work: Tensor) -> Tensor:
+    """M x."""
+    if M.ndim == 2:
+        return M @ x
+    return torch.mul(M, x, out=work).sum(1)
+
+
+def _subtract_outer_(M: Tensor, x: Tensor, y: Tensor) -> None:
+    """M <- M - x y^T."""
+    if M.ndim == 2:
+        M.addr_(x, y, alpha=-1)
+    else:
+        M.addcmul_(x.unsqueeze(1), y.unsqueeze(0), value=-1)
+
+
+def _reflect_all(U: Tensor, tau: Tensor, columns: int) -> Tensor:
+    """X_(L+1) = E, X_k = X_(k+1) - tau_k u_k (u_k^H X_(k+1)) for k = L, ..., 1; returns X_1.
+
+    Args:
+        U: Shape ``(L, n)`` or ``(L, n, b)``.
+        tau: Shape ``(L,)`` or ``(L, b)``.
+        columns: Those of E.
+    """
+    L, n, *batch = U.shape
+    X = torch.zeros(n, columns, *batch, dtype=U.dtype, device=U.device)
+    X.diagonal(dim1=0, dim2=1).fill_(1)
+    work, Uc = torch.empty_like(X), U.conj_physical()
+    for k in reversed(range(L)):
+        _subtract_outer_(X, U[k], tau[k] * _row(Uc[k], X, work))
+    return X
+
+
+def _undo_square(K: Tensor, U: Tensor, tau: Tensor) -> Tensor:
+    """w_k = K_k u_k for every k; overwrites K, which is K_1.
+
+    K_(k+1) = K_k - z u^H + u z^H with z = tau w - |tau|^2 (u^H w) u / 2.
+    """
+    W, work, Uc = torch.empty_like(U), torch.empty_like(K), U.conj_physical()
+    for k, u in enumerate(U):
+        w = W[k] = _column(K, u, work)
+        z = tau[k] * w
+        if K.is_complex():
+            z = z - (tau[k].abs().square() / 2 * (Uc[k] * w).sum(0)) * u
+        _subtract_outer_(K, z, Uc[k])
+        _subtract_outer_(K, -u, z.conj_physical())
+    return W
+
+
+def _undo_tall(M: Tensor, U: Tensor, tau: Tensor) -> Tensor:
+    """w_k = K_k u_k = X_k (G_k^H u_k) - G_k (X_k^H u_k) for every k; overwrites M = [X_1, G_1]."""
+    p = M.shape[1] // 2
+    W, work, Uc = torch.empty_like(U), torch.empty_like(M), U.conj_physical()
+    undo = tau.conj_physical()
+    for k, u in enumerate(U):
+        row = _row(Uc[k], M, work)
+        W[k] = _column(M, torch.cat([row[p:], -row[:p]]).conj_physical(), work)
+        _subtract_outer_(M, u, undo[k] * row)
+    return W
+
+
+def _in_parts(function: Callable[..., Tensor], size: int, *tensors: Tensor) -> Tensor:
+    """Calls a function on parts of a batch, the last dimension of every tensor and of the result.
+
+    Every reflection passes over all matrices. On the CPU parts of the batch that fit a cache are
+    faster, single matrices where such a part would be only a few.
+
+    Args:
+        function: Takes tensors with a batch or without.
+        size: Elements of a matrix.
+        tensors: What the function takes.
+    """
+    count = tensors[0].shape[-1]
+    fitting = _CACHED // size
+    if tensors[0].is_cuda or count == 0 or fitting >= count >= _FEW:
+        return function(*tensors)
+    single = min(count, fitting) < _FEW
+    parts = [t.unbind(-1) if single else t.split(fitting, -1) for t in tensors]
+    results = [function(*(t.contiguous() for t in part)) for part in zip(*parts, strict=True)]
+    return torch.stack(results, -1) if single else torch.cat(results, -1)
+
+
+# --------------------------------------------------------------------- batches lead again
+
+
+def _batch_last(tensor: Tensor, batch: int) -> Tensor:
+    """The first `batch` dimensions as a last one, none where there are none; contiguous."""
+    if batch == 0:
+        return tensor.contiguous()
+    return tensor.flatten(0, batch - 1).movedim(0, -1).contiguous()
+
+
+def _batch_first(tensor: Tensor, batch: torch.Size) -> Tensor:
+    """Undoes `_batch_last`."""
+    return tensor.movedim(-1, 0).unflatten(0, batch) if batch else tensor
+
+
+def _fake(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int) -> list[Tensor]:
+    return [V.new_empty(*V.shape[:-1], columns)]
+
+
+@kernel_op(
+    "householder_product",
+    "(Tensor V, Tensor? phases, Tensor? flip, int columns) -> Tensor[]",
+    fake=_fake,
+)
+def _forward(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int) -> list[Tensor]:
+    """Q = F X_1."""
+    batch = V.shape[:-2]
+    U = _batch_last((V * inverse_norms(V)).mT, len(batch))
+    tau = _factors(U, None if phases is None else _batch_last(phases, len(batch)))
+    if batch:
+        X = _in_parts(lambda *part: _reflect_all(*part, columns), columns * U.shape[1], U, tau)
+    else:
+        X = _reflect_all(U, tau, columns)
+    return [scale_last_row_(_batch_first(X, batch).contiguous(), flip)]
+
+
+def _backward_fake(G, Q, V, phases, flip, columns) -> list[Tensor]:
+    dV = torch.empty_like(V, memory_format=torch.contiguous_format)
+    return [dV] if phases is None else [dV, phases.new_empty(phases.shape)]
+
+
+@kernel_op(
+    "householder_product_backward",
+    "(Tensor G, Tensor Q, Tensor V, Tensor? phases, Tensor? flip, int columns) -> Tensor[]",
+    fake=_backward_fake,
+)
+def _backward(
+    G: Tensor,
+    Q: Tensor,
+    V: Tensor,
+    phases: Tensor | None,
+    flip: Tensor | None,
+    columns: int,
+) -> list[Tensor]:
+    """dv and dphi from w: the formulae of this file, with X_1 = F Q and G_1 = F G."""
+    batch, n = V.shape[:-2], V.shape[-2]
+    inverse = inverse_norms(V)
+    U = _batch_last((V * inverse).mT, len(batch))
+    angles = None if phases is None else _batch_last(phases, len(batch))
+    tau = _factors(U, angles)
+    M = scale_last_row_(torch.cat([Q, G], dim=-1), flip)
+    undo = _undo_tall
+    if n <= 2 * columns:
+        XG = M[..., :columns] @ M[..., columns:].mH
+        M, undo = XG - XG.mH.resolve_conj(), _undo_square
+    M = _batch_last(M, len(batch))
+    W = _in_parts(undo, M.shape[0] * M.shape[1], M, U, tau) if batch else undo(M, U, tau)
+    inner = (U.conj_physical() * W).sum(1)
+    dU = (W - U * inner.unsqueeze(1)) * -tau.unsqueeze(1)
+    dV = _batch_first(dU, batch).mT * inverse
+    return [dV] if phases is None else [dV, _batch_first(inner.imag / -2, batch)]
+
+
+_product = differentiable(_forward, _backward, name="householder", keep_result=True)
+
+
+def householder_product(
+    V: Tensor,
+    phases: Tensor | None = None,
+    *,
+    columns: int | None = None,
+    flip: Tensor | None = None,
+) -> Tensor:
+    """The first columns of ``F H_1 H_2 ... H_L``, F = diag(1, ..., 1, flip), by L updates.
+
+    ``H_k = I - tau_k u_k u_k^H``, u = v / |v|, tau = 1 - e^(i phi) (real reflections: tau = 2):
+    X <- X - tau_k u_k (u_k^H X) for k = L, ..., 1, from X = E, the first columns of I. The same
+    values and derivatives as `stiefel.geometry.compact_wy.compact_wy`, in L steps instead of a
+    few products; the backward pass undoes the reflections and needs O(n p) memory.
+
+    A zero vector acts as the identity and gets a zero gradient.
+
+    Args:
+        V: Reflection vectors, shape ``(..., n, L)``, L <= n; their lengths do not matter.
+        phases: Real phases, shape ``(..., L)``, for complex V; pi is a reflection. None if real.
+        columns: How many columns to compute, at most n; n by default.
+        flip: +1 or -1 of each matrix, shape ``(...)``: the factor of the last row; square only.
+
+    Returns:
+        Matrices with orthonormal columns, shape ``(..., n, columns)``.
+
+    Raises:
+        ShapeError: If sizes disagree or there are more reflections than rows.
+        DtypeError: If V is complex and there are no phases, or the reverse.
+        DoubleBackwardError: In a second derivative.
+    """
+    columns = check_reflections(V, phases, columns, flip)
+    return _product(V, phases, flip, columns)
