@@ -124,6 +124,8 @@ CHARTS = [
     ChartCase("cwy", FEW, {"reflections": 2}, onto=False),
     ChartCase("cwy", FEW, {"reflections": 4}, onto=False),
     ChartCase("tcwy", [*TALL, ((), 9, 3)]),
+    ChartCase("householder", [*SHAPES, ((), 7, 3), ((), 9, 3)]),
+    ChartCase("householder", FEW, {"reflections": 2}, onto=False),
 ]
 
 # ----------------------------------------------------------------------------- optimizers

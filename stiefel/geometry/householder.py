@@ -172,7 +172,7 @@ def _forward(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int
     U = _batch_last((V * inverse_norms(V)).mT, len(batch))
     tau = _factors(U, None if phases is None else _batch_last(phases, len(batch)))
     if batch:
-        X = _in_parts(lambda *part: _reflect_all(*part, columns), columns * U.shape[1], U, tau)
+        X = _in_parts(lambda u, t: _reflect_all(u, t, columns), columns * U.shape[1], U, tau)
     else:
         X = _reflect_all(U, tau, columns)
     return [scale_last_row_(_batch_first(X, batch).contiguous(), flip)]

@@ -15,12 +15,13 @@ from stiefel.parametrizations import CHARTS, Parametrization
 
 __all__ = ["SHORT_FORMS", "make_chart", "via_names"]
 
-#: Names from the papers: RGD-{inner product}-{retraction}.
+#: Names from the papers; for the manifold RGD-{inner product}-{retraction}.
 SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "rgd-c-c": ("riemannian", {"inner": "canonical", "retraction": "cayley"}),
     "rgd-e-c": ("riemannian", {"inner": "euclidean", "retraction": "cayley"}),
     "rgd-c-qr": ("riemannian", {"inner": "canonical", "retraction": "qr"}),
     "rgd-e-qr": ("riemannian", {"inner": "euclidean", "retraction": "qr"}),
+    "hr": ("householder", {}),
 }
 
 #: Arguments of a chart that the door gives by itself.

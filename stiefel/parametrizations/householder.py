@@ -45,7 +45,7 @@ class HouseholderProduct(CWY):
     def forward(self, *originals: Tensor) -> Tensor:
         """The weight from V ``(*batch, n, L)`` and, for complex V, phases ``(*batch, L)``."""
         lifted = self._lift(originals)
-        X = householder_product(*lifted, columns=self.p, flip=self._flip_for(lifted[0]))
+        X = householder_product(*lifted, columns=self.p, flip=self.flip_for(lifted[0].dtype))
         return self.emit(X, originals[0])
 
     def operator(self, *originals: Tensor) -> Operator:
