@@ -108,12 +108,12 @@ def test_lengths_do_not_matter(scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_many_reflections_stay_orthonormal_in_single_precision(dtype):
-    """Rounded u alone leave 256 reflections in a row, all alike, far off."""
-    V = torch.randn(256, 1).expand(256, 256) + 1e-3 * torch.randn(256, 256)
-    args = [V] if dtype == torch.float32 else [V.to(dtype), torch.full((256,), torch.pi)]
-    X = householder_product(*args)
-    assert orthonormality_residual(X).max() < tolerance(dtype, 256, 256)
+def test_repeated_vectors_stay_orthonormal_in_single_precision(dtype):
+    """The norm of a rounded u differs from one, and here by the same amount again and again."""
+    V = torch.randn(300, 32, 1).expand(300, 32, 32).to(dtype)
+    phases = torch.full((300, 32), torch.pi) if dtype.is_complex else None
+    X = householder_product(V, phases)
+    assert orthonormality_residual(X).max() < tolerance(dtype, 32, 32)
 
 
 def test_memory_is_that_of_the_frame():
