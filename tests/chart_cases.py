@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stiefel.geometry import haar
-from stiefel.numerics import tolerance
+from stiefel.numerics import compute_dtype, tolerance
 from tests.registry import CHARTS, DOUBLE
 
 CASES = [(case, shape) for case in CHARTS for shape in case.shapes]
@@ -45,17 +45,11 @@ def bound_for(chart, dtype):
     return 2 * tolerance(dtype, chart.n, chart.p)
 
 
-def working(dtype):
-    """The dtype in which a weight of `dtype` is computed."""
-    return torch.float32 if dtype == torch.bfloat16 else dtype
-
-
 def random_base(chart, dtype, device, sign=None):
     """Moves the base of a chart that has one to a random point."""
     if chart.has_base:
-        X = haar(
-            chart.n, chart.p, chart.batch, dtype=working(dtype), device=device, determinant=sign
-        )
+        kind = compute_dtype(dtype)
+        X = haar(chart.n, chart.p, chart.batch, dtype=kind, device=device, determinant=sign)
         chart.set_base(X)
 
 
