@@ -163,6 +163,11 @@ def _check(
             f"determinant= is for real square weights, got a matrix of shape {shape} and dtype "
             f"{tensor.dtype}: leave it out, that manifold is connected"
         )
+    if chart.fixed_determinant not in (None, determinant):
+        raise ConfigurationError(
+            f"determinant={determinant:+d} disagrees with the options of chart {chart.name!r}, "
+            f"which fix the determinant {chart.fixed_determinant:+d}: leave one of them out"
+        )
 
 
 def _starting_coordinates(

@@ -49,6 +49,7 @@ class Parametrization(nn.Module, ABC):
         has_base: Whether the chart is centred at a point, the buffer `base`, that moves. The
             buffer stays in float32 or better, whatever the module is cast to.
         inverts: Whether `right_inverse` finds coordinates of a point at all.
+        fixed_determinant: The determinant of every real weight, where an option fixes it.
 
     Raises:
         ShapeError: If n < p or p < 1.
@@ -67,6 +68,8 @@ class Parametrization(nn.Module, ABC):
     has_base: bool = False
     #: Whether `right_inverse` finds coordinates of a point at all.
     inverts: bool = True
+    #: The determinant of every real weight, where an option of the chart fixes it.
+    fixed_determinant: int | None = None
 
     def __init__(self, n: int, p: int | None = None, *, batch: Sequence[int] = ()) -> None:
         super().__init__()
