@@ -81,7 +81,10 @@ MANIFOLDS = [
 ]
 
 # --------------------------------------------------------------------------------- charts
+SQUARE = [shape for shape in SHAPES if shape[1] == shape[2]]
 TALL = [shape for shape in SHAPES if shape[1] > shape[2]]
+#: Shapes of at least three rows, for ``negative=3``.
+FIXED = [((), 6, 6), ((), 3, 3), ((2,), 4, 4)]
 #: Shapes where two reflections are few (the operator is not dense), four are neither few nor all.
 FEW = [((), 7, 7), ((2,), 5, 5), ((), 7, 3)]
 
@@ -126,6 +129,9 @@ CHARTS = [
     ChartCase("tcwy", [*TALL, ((), 9, 3)]),
     ChartCase("householder", [*SHAPES, ((), 7, 3), ((), 9, 3)]),
     ChartCase("householder", FEW, {"reflections": 2}, onto=False),
+    ChartCase("cayley", SQUARE, onto=False, almost=True),
+    ChartCase("cayley", FIXED, {"negative": 3}, onto=False, almost=True, component=False),
+    ChartCase("cayley", SQUARE, {"rebase_every": 5}),
 ]
 
 # ----------------------------------------------------------------------------- optimizers

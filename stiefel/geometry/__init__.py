@@ -4,6 +4,7 @@ Projections, metrics, retractions, transports, exponentials, sampling and residu
 keeps state, works in place, or knows about modules and optimizers.
 """
 
+from stiefel.geometry.cayley_map import cayley_coordinates, cayley_map
 from stiefel.geometry.descent import cayley_descent
 from stiefel.geometry.exponentials import (
     EXPONENTIALS,
@@ -38,7 +39,9 @@ __all__ = [
     "canonical_exponential",
     "canonical_gradient",
     "canonical_inner",
+    "cayley_coordinates",
     "cayley_descent",
+    "cayley_map",
     "cayley_retraction",
     "cayley_transport",
     "check_point_shape",

@@ -15,13 +15,15 @@ from stiefel.parametrizations import CHARTS, Parametrization
 
 __all__ = ["SHORT_FORMS", "make_chart", "via_names"]
 
-#: Names from the papers; for the manifold RGD-{inner product}-{retraction}.
+#: Names from the papers: a chart and options that the name implies; an option may be a function of
+#: the number of rows. For the manifold RGD-{inner product}-{retraction}.
 SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "rgd-c-c": ("riemannian", {"inner": "canonical", "retraction": "cayley"}),
     "rgd-e-c": ("riemannian", {"inner": "euclidean", "retraction": "cayley"}),
     "rgd-c-qr": ("riemannian", {"inner": "canonical", "retraction": "qr"}),
     "rgd-e-qr": ("riemannian", {"inner": "euclidean", "retraction": "qr"}),
     "hr": ("householder", {}),
+    "scornn": ("cayley", {"negative": lambda n: n // 2}),
 }
 
 #: Arguments of a chart that the door gives by itself.
@@ -69,13 +71,14 @@ def make_chart(
             )
         return copy.deepcopy(via).to(device)  # the user's object may serve several weights
     if via in SHORT_FORMS:
-        via, implied = SHORT_FORMS[via]
+        short, (via, implied) = via, SHORT_FORMS[via]
         clash = sorted(set(implied) & set(options))
         if clash:
             raise ConfigurationError(
-                f"the short form already says {clash}: use via='riemannian' to choose them"
+                f"the short form {short!r} already says {clash}: use via={via!r} to choose them"
             )
-        options = {**implied, **options}
+        given = {key: value(n) if callable(value) else value for key, value in implied.items()}
+        options = {**given, **options}
     charts: dict[str, type[Parametrization]] = {**CHARTS, "riemannian": Riemannian}
     if via not in charts:
         raise unknown("via", via, via_names())

@@ -1,14 +1,16 @@
 """Charts: free coordinates whose map is a matrix with orthonormal columns, one chart a file."""
 
 from stiefel.parametrizations.base import Move, Parametrization
+from stiefel.parametrizations.cayley import Cayley
 from stiefel.parametrizations.cwy import CWY
 from stiefel.parametrizations.householder import HouseholderProduct
 from stiefel.parametrizations.tcwy import TCWY
 
-__all__ = ["CHARTS", "CWY", "TCWY", "HouseholderProduct", "Move", "Parametrization"]
+__all__ = ["CHARTS", "CWY", "TCWY", "Cayley", "HouseholderProduct", "Move", "Parametrization"]
 
 #: Charts by the name that ``via=`` takes.
 CHARTS: dict[str, type[Parametrization]] = {
+    "cayley": Cayley,
     "cwy": CWY,
     "householder": HouseholderProduct,
     "tcwy": TCWY,

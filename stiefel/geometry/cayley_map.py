@@ -1,0 +1,246 @@
+"""The Cayley map of free coordinates, with a backward pass of two products and no solve.
+
+``Q = F (I + A)^-1 (I - A) D`` (Helfrich, Willmott, Ye, ICML 2018), A skew-Hermitian, D and F
+diagonal with entries +-1. torch, geotorch and others write ``(I + A/2) (I - A/2)^-1``: the same map
+at -A/2 (`stiefel.parametrizations.conventions` translates).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import ShapeError
+from stiefel.geometry.kernel import differentiable, kernel_op
+from stiefel.geometry.linear import inverse
+from stiefel.geometry.polish import polish
+from stiefel.numerics import full_precision
+
+__all__ = ["cayley_coordinates", "cayley_map", "skew_from_coordinates", "skew_to_coordinates"]
+
+#: Block elimination without pivoting is trusted while every row of A is at most this long: its
+#: error grows like the square of the length.
+_GENTLE = {torch.float32: 8.0, torch.complex64: 8.0, torch.float64: 64.0, torch.complex128: 64.0}
+#: Larger entries of A act as this one: the matrix is the same to float32 rounding, and the LU
+#: factorisation in float64 stays so accurate that the polish converges.
+_SATURATION = 1e8
+#: Matrices up to this size are inverted at once.
+_LEAF = 64
+
+
+# ------------------------------------------------------------------------------ coordinates
+
+
+def skew_from_coordinates(X: Tensor) -> Tensor:
+    """A = T - T^H, T the strict upper triangle of X; complex: plus i sqrt(2) Im(X_kk).
+
+    The coordinates that count are orthonormal in the canonical metric ``tr(A^H A) / 2``; all the
+    others (the lower triangle, the diagonal, for complex X its real part) are ignored.
+
+    Args:
+        X: Coordinates, shape ``(..., n, n)``.
+
+    Returns:
+        Skew-Hermitian matrices, same shape.
+    """
+    T = X.triu(1)
+    A = T - T.mH.resolve_conj().contiguous()
+    if X.is_complex():
+        diagonal = X.diagonal(dim1=-2, dim2=-1).imag * math.sqrt(2)
+        A.diagonal(dim1=-2, dim2=-1).copy_(torch.complex(torch.zeros_like(diagonal), diagonal))
+    return A
+
+
+def skew_to_coordinates(A: Tensor) -> Tensor:
+    """Coordinates of `skew_from_coordinates`, zero where they do not count.
+
+    Args:
+        A: Skew-Hermitian matrices, shape ``(..., n, n)``.
+
+    Returns:
+        Coordinates, same shape.
+    """
+    X = A.triu(1)
+    if A.is_complex():
+        diagonal = A.diagonal(dim1=-2, dim2=-1).imag / math.sqrt(2)
+        X.diagonal(dim1=-2, dim2=-1).copy_(torch.complex(torch.zeros_like(diagonal), diagonal))
+    return X
+
+
+# ------------------------------------------------------------------------------ the inverse
+
+
+def _eliminate(M: Tensor) -> Tensor:
+    """M^-1 by halves, M with a Hermitian part of at least I: products but for small inverses.
+
+    [[M1, B], [C, D]]: N = M1^-1, S = D - C N B; the inverse has S^-1 below, then
+    -S^-1 C N, -N B S^-1 and N + N B S^-1 C N. S inherits the bound on the Hermitian part.
+    """
+    n = M.shape[-1]
+    if n <= _LEAF:
+        return inverse(M)
+    h = n // 2
+    B, C = M[..., :h, h:], M[..., h:, :h]
+    N = _eliminate(M[..., :h, :h])
+    T = N @ B
+    S = _eliminate(M[..., h:, h:] - C @ T)
+    lower = (S @ (C @ N)).neg_()
+    result = torch.empty_like(M)
+    result[..., :h, :h] = N.sub_(T @ lower)
+    result[..., :h, h:] = (T @ S).neg_()
+    result[..., h:, :h] = lower
+    result[..., h:, h:] = S
+    return result
+
+
+def _saturated(A: Tensor) -> Tensor:
+    """A with entries (real and imaginary parts) of at most `_SATURATION`; NaN where infinite."""
+    parts = torch.view_as_real(A) if A.is_complex() else A
+    parts = parts.clamp(-_SATURATION, _SATURATION) + (parts - parts)
+    return torch.view_as_complex(parts) if A.is_complex() else parts
+
+
+def _polish(C: Tensor) -> Tensor:
+    """C <- C (3 I - C^H C) / 2 until C is unitary within rounding; its derivative on them is I.
+
+    On a GPU always three times: the question would stop the stream.
+    """
+    small = 8 * torch.finfo(C.dtype).eps
+    for _ in range(3):
+        R = C.mH @ C
+        R.diagonal(dim1=-2, dim2=-1).sub_(1)
+        if C.device.type == "cpu" and bool(R.abs().amax() <= small):
+            break
+        C = C - C @ R / 2
+    return C
+
+
+def _cayley(A: Tensor) -> Tensor:
+    """C(A) = 2 (I + A)^-1 - I, unitary within rounding for every finite A.
+
+    On the CPU, short rows: `_eliminate`. Else, and on a GPU always, LU with pivots in float64
+    and the polish: an error E in A leaves |C^H C - I| <= 4 |herm(E)|, which for float32 is too
+    much when A is large.
+    """
+    dtype = A.dtype
+    if A.numel() == 0:
+        return A.clone()
+    if A.device.type == "cpu":
+        longest = torch.linalg.vector_norm(A, dim=-1).amax()
+        if bool(longest <= _GENTLE[dtype]):
+            A.diagonal(dim1=-2, dim2=-1).add_(1)
+            C = _eliminate(A).mul_(2)
+            C.diagonal(dim1=-2, dim2=-1).sub_(1)
+            return C
+    A = _saturated(A.to(torch.complex128 if A.is_complex() else torch.float64))
+    A.diagonal(dim1=-2, dim2=-1).add_(1)
+    C = inverse(A).mul_(2)
+    C.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return _polish(C.to(dtype))
+
+
+# -------------------------------------------------------------------------------- the kernel
+
+
+def _signs_(Z: Tensor, flip: Tensor | None, negative: int, *, rows: bool) -> Tensor:
+    """D Z F in place (`rows`), or F Z D: D negates the last `negative`, F the last by `flip`."""
+    if negative:
+        (Z.mT if rows else Z)[..., -negative:].neg_()
+    if flip is not None:
+        last = (Z if rows else Z.mT)[..., -1]
+        last.mul_(flip.to(Z.dtype).unsqueeze(-1))
+    return Z
+
+
+@kernel_op(
+    "cayley_map",
+    "(Tensor X, Tensor? flip, int negative) -> Tensor[]",
+    fake=lambda X, flip, negative: [X.new_empty(X.shape)],
+)
+def _forward(X: Tensor, flip: Tensor | None, negative: int) -> list[Tensor]:
+    """Q = F C(A) D."""
+    return [_signs_(_cayley(skew_from_coordinates(X)), flip, negative, rows=False)]
+
+
+@kernel_op(
+    "cayley_map_backward",
+    "(Tensor G, Tensor Q, Tensor X, Tensor? flip, int negative) -> Tensor[]",
+    fake=lambda G, Q, X, flip, negative: [X.new_empty(X.shape)],
+)
+def _backward(G: Tensor, Q: Tensor, X: Tensor, flip: Tensor | None, negative: int) -> list[Tensor]:
+    """With E = D F and P = (Q + E) / sqrt(2): Z = D P^H G P^H F, dA = Z^H - Z.
+
+    The gradient of C at the dense A is -2 M^H (F G D) M^H with M = (I + A)^-1 = (I + C) / 2
+    = F (E + Q) D / 2, which is -Z. Coordinates take dA above the diagonal, dA_kk / sqrt(2) on it.
+    """
+    E = torch.ones(Q.shape[:-1], dtype=Q.dtype, device=Q.device)
+    if negative:
+        E[..., -negative:] = -1
+    if flip is not None:
+        E[..., -1] *= flip.to(E.dtype)
+    P = Q * math.sqrt(0.5)
+    P.diagonal(dim1=-2, dim2=-1).add_(E, alpha=math.sqrt(0.5))
+    Z = _signs_(P.mH @ (G @ P.mH), flip, negative, rows=True)
+    return [skew_to_coordinates(Z.mH.resolve_conj().contiguous().sub_(Z))]
+
+
+_map = differentiable(_forward, _backward, name="cayley_map", keep_result=True)
+
+
+def cayley_map(X: Tensor, *, flip: Tensor | None = None, negative: int = 0) -> Tensor:
+    """``Q = F C(A) D`` with ``C(A) = (I + A)^-1 (I - A) = 2 (I + A)^-1 - I``.
+
+    A is skew-Hermitian, made of the strict upper triangle of X: ``A = T - T^H``; for complex X,
+    ``A_kk = i sqrt(2) Im X_kk`` besides. Every other entry of X has a zero gradient. These
+    coordinates are orthonormal in the canonical metric ``tr(A^H A) / 2``. With
+    dL = Re tr(G^H dQ) and M = (I + A)^-1 = (I + C) / 2, the derivative is
+
+        dA = Z^H - Z,   Z = 2 M^H (F G D) M^H:
+
+    two products, for M is made of Q. Q is unitary within rounding for every finite X; entries
+    beyond 1e8 act as 1e8. Eigenvalues of F Q D are never -1: they are (1 - i a) / (1 + i a) for
+    eigenvalues i a of A.
+
+    Args:
+        X: Coordinates, shape ``(..., n, n)``.
+        flip: +1 or -1 of each matrix, shape ``(...)``: F = diag(1, ..., 1, flip).
+        negative: How many entries of D are -1, the last ones.
+
+    Returns:
+        Orthogonal (unitary) matrices, shape ``(..., n, n)``; det = flip (-1)^negative for real X.
+
+    Raises:
+        ShapeError: If X is not square or `flip` or `negative` does not fit.
+        DoubleBackwardError: In a second derivative.
+    """
+    if X.ndim < 2 or X.shape[-1] != X.shape[-2]:
+        raise ShapeError(f"expected square matrices (..., n, n) of coordinates, got {X.shape}")
+    if flip is not None and flip.shape != X.shape[:-2]:
+        raise ShapeError(
+            f"expected flip of shape {tuple(X.shape[:-2])}, one for each matrix, got "
+            f"{tuple(flip.shape)}"
+        )
+    if not 0 <= negative <= X.shape[-1]:
+        raise ShapeError(f"expected 0 <= negative <= n = {X.shape[-1]}, got {negative}")
+    return _map(X, flip, negative)
+
+
+@full_precision()
+def cayley_coordinates(K: Tensor) -> Tensor:
+    """Coordinates X with ``cayley_map(X) = K``: A = (I - K) (I + K)^-1 = 2 (I + K)^-1 - I.
+
+    Computed in float64, from the unitary matrix nearest to K. They grow without bound as an
+    eigenvalue of K comes near to -1; at -1 they are infinite or meaningless: map them back to see.
+
+    Args:
+        K: Orthogonal (unitary) matrices, shape ``(..., n, n)``.
+
+    Returns:
+        Coordinates, same shape and dtype, zero where they do not count.
+    """
+    double = torch.complex128 if K.is_complex() else torch.float64
+    eye = torch.eye(K.shape[-1], dtype=double, device=K.device)
+    A = 2 * inverse(eye + polish(K.to(double), 2)) - eye
+    return skew_to_coordinates((A - A.mH) / 2).to(K.dtype)
