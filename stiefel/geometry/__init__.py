@@ -21,6 +21,7 @@ from stiefel.geometry.metrics import (
 )
 from stiefel.geometry.polish import polish
 from stiefel.geometry.product import product
+from stiefel.geometry.realify import realify, realify_vector
 from stiefel.geometry.residuals import orthonormality_residual, tangency_residual
 from stiefel.geometry.retractions import (
     RETRACTIONS,
@@ -60,6 +61,8 @@ __all__ = [
     "qr_factor",
     "qr_retraction",
     "random_tangent",
+    "realify",
+    "realify_vector",
     "skew",
     "sym",
     "tangency_residual",
