@@ -17,7 +17,7 @@ from stiefel import geometry
 from stiefel.manifolds import Stiefel
 from stiefel.models import OrthogonalRNN, SequenceModel
 from stiefel.models.activations import NONLINEARITIES
-from stiefel.operators import CompactWY, Dense, Operator
+from stiefel.operators import CompactWY, Dense, FourierReflections, Operator
 from stiefel.optim import RGD
 from stiefel.parametrizations import CHARTS as CHARTS_BY_NAME
 from stiefel.parametrizations import Parametrization
@@ -128,6 +128,13 @@ CHARTS = [
     ChartCase("cwy", FEW, {"reflections": 4}, onto=False),
     ChartCase("tcwy", [*TALL, ((), 9, 3)]),
     ChartCase("householder", [*SHAPES, ((), 7, 3), ((), 9, 3)]),
+    ChartCase(
+        "urnn",
+        [((), n, n) for n in (1, 6, 7, 8)],
+        dtypes=[torch.complex64, torch.complex128],
+        onto=False,
+        inverts=False,
+    ),
     ChartCase("householder", FEW, {"reflections": 2}, onto=False),
     ChartCase("cayley", SQUARE, onto=False, almost=True),
     ChartCase("cayley", FIXED, {"negative": 3}, onto=False, almost=True, component=False),
@@ -177,7 +184,14 @@ OPERATORS: dict[str, Callable[[torch.dtype, torch.device], Operator]] = {
         )
         for columns, flipped in [(5, False), (5, True), (3, False)]
     },
+    "fourier-reflections": lambda dtype, device: FourierReflections(
+        torch.polar(torch.ones(5, 3), torch.randn(5, 3)).to(device, dtype),
+        torch.nn.functional.normalize(torch.randn(5, 2, dtype=dtype, device=device), dim=0),
+        torch.randperm(5).to(device),
+    ),
 }
+#: Dtypes of the operators that do not take all of them.
+OPERATOR_DTYPES = {"fourier-reflections": [torch.complex128]}
 
 # --------------------------------------------------------------------------------- models
 #: ``make(via)``: a float64 model whose weights are trained that way; with an input for it.

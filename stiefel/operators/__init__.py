@@ -3,5 +3,6 @@
 from stiefel.operators.base import LinearOperator, Operator, Transposed
 from stiefel.operators.compact_wy import CompactWY
 from stiefel.operators.dense import Dense
+from stiefel.operators.fourier_reflections import FourierReflections
 
-__all__ = ["CompactWY", "Dense", "LinearOperator", "Operator", "Transposed"]
+__all__ = ["CompactWY", "Dense", "FourierReflections", "LinearOperator", "Operator", "Transposed"]

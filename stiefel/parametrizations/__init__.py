@@ -5,8 +5,18 @@ from stiefel.parametrizations.cayley import Cayley
 from stiefel.parametrizations.cwy import CWY
 from stiefel.parametrizations.householder import HouseholderProduct
 from stiefel.parametrizations.tcwy import TCWY
+from stiefel.parametrizations.urnn import URNN
 
-__all__ = ["CHARTS", "CWY", "TCWY", "Cayley", "HouseholderProduct", "Move", "Parametrization"]
+__all__ = [
+    "CHARTS",
+    "CWY",
+    "TCWY",
+    "URNN",
+    "Cayley",
+    "HouseholderProduct",
+    "Move",
+    "Parametrization",
+]
 
 #: Charts by the name that ``via=`` takes.
 CHARTS: dict[str, type[Parametrization]] = {
@@ -14,4 +24,5 @@ CHARTS: dict[str, type[Parametrization]] = {
     "cwy": CWY,
     "householder": HouseholderProduct,
     "tcwy": TCWY,
+    "urnn": URNN,
 }
