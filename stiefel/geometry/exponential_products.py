@@ -7,7 +7,7 @@ Newton-Schulz step, which takes the result to orthonormality whatever was lost o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ def halvings(norm: Tensor, reach: float) -> Tensor:
     return torch.nan_to_num(s, nan=0.0, posinf=0.0).clamp_max(_MOST).to(torch.int64)
 
 
-def _scale(A: Tensor, s: Tensor) -> Tensor:
+def scale(A: Tensor, s: Tensor) -> Tensor:
     """A / 2^s."""
     factor = torch.exp2(-s.to(real_dtype(A.dtype)))
     return A * factor[..., None, None]
@@ -67,22 +67,40 @@ def _parts(s: Tensor) -> Iterator[Tensor | None]:
         yield None if k < least else (s > k).nonzero().squeeze(-1)
 
 
-def _squared(E: Tensor, k: int) -> Tensor:
-    """E E, refined at every third squaring."""
+def squared(E: Tensor, k: int) -> Tensor:
+    """E E of unitary matrices, refined at every third squaring."""
     E = E @ E
     return refine(E) if k % _STRIDE == _STRIDE - 1 else E
 
 
-def _chain(E: Tensor, s: Tensor) -> list[Tensor]:
+def squarings(
+    E: Tensor, s: Tensor, square: Callable[[Tensor, int], Tensor] = squared
+) -> list[Tensor]:
     """E_0, E_1 = E_0^2, ..., E_s; a matrix that needs fewer squarings stays as it is."""
     chain = [E]
     for k, part in enumerate(_parts(s)):
         if part is None:
-            E = _squared(E, k)
+            E = square(E, k)
         else:
-            E = E.index_copy(0, part, _squared(E.index_select(0, part), k))
+            E = E.index_copy(0, part, square(E.index_select(0, part), k))
         chain.append(E)
     return chain
+
+
+def unsquare(
+    G: Tensor, E: Tensor, s: Tensor, square: Callable[[Tensor, int], Tensor] = squared
+) -> Tensor:
+    """The cotangent of E_0 from that of E_s: G_k = E_k^H G_{k+1} + G_{k+1} E_k^H."""
+    parts = list(_parts(s))
+    chain = squarings(E, s.clamp_max(max(len(parts) - 1, 0)), square)
+    for k in reversed(range(len(parts))):
+        part, adjoint = parts[k], chain[k].mH.resolve_conj()
+        if part is None:
+            G = add_product_(adjoint @ G, G, adjoint)
+        else:
+            F, H = adjoint.index_select(0, part), G.index_select(0, part)
+            G = G.index_copy(0, part, add_product_(F @ H, H, F))
+    return G
 
 
 def _forward_fake(A: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[Tensor, ...]:
@@ -104,8 +122,8 @@ def _forward(A: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[T
     A = flat(A)
     norm = A.new_full(A.shape[:-2], max_angle or 0.0, dtype=real_dtype(A.dtype))
     s = halvings(skew_norm(A) if max_angle is None else norm, polynomial.reach)
-    E0, A2, A3, A6 = polynomial.evaluate(_scale(A, s))
-    E = _chain(E0, s)[-1]
+    E0, A2, A3, A6 = polynomial.evaluate(scale(A, s))
+    E = squarings(E0, s)[-1]
     X = refine(E if base is None else flat(base) @ E)
     return *(T.reshape(shape) for T in (X, A2, A3, A6, E0)), s.reshape(shape[:-2])
 
@@ -140,20 +158,13 @@ def _backward(
     if A.numel() == 0:
         return [torch.zeros_like(A)]
     shape, polynomial = A.shape, polynomial_for(A.dtype)
-    A, G, s = flat(A), flat(G), s.reshape(() if A.shape[:-2].numel() == 1 else (-1,))
+    A, G = flat(A), flat(G)
+    s = s.reshape(A.shape[:-2])
     A2, A3, A6, E0 = (flat(T) for T in (A2, A3, A6, E0))
     if base is not None:
         G = flat(base).mH @ G
-    parts = list(_parts(s))
-    chain = _chain(E0, s.clamp_max(max(len(parts) - 1, 0)))
-    for k in reversed(range(len(parts))):
-        part, adjoint = parts[k], chain[k].mH.resolve_conj()
-        if part is None:
-            G = add_product_(adjoint @ G, G, adjoint)
-        else:
-            F, H = adjoint.index_select(0, part), G.index_select(0, part)
-            G = G.index_copy(0, part, add_product_(F @ H, H, F))
-    A = _scale(A, s)
+    G = unsquare(G, E0, s)
+    A = scale(A, s)
     G1, G2, G3 = polynomial.cotangents(G, A, A2, A3, A6)
     H3 = (G3 - G3.mH.resolve_conj()).div_(2)
     H2x2 = G2 + G2.mH.resolve_conj()
@@ -161,7 +172,7 @@ def _backward(
     inner = P.mH.resolve_conj().add(P, alpha=2).sub_(H2x2)
     dA = add_product_(G1, A, inner)
     dA = (dA - dA.mH.resolve_conj()).div_(2)
-    return [_scale(dA, s).reshape(shape)]
+    return [scale(dA, s).reshape(shape)]
 
 
 _skew_exponential = differentiable(_forward, _backward, name="skew_exponential")

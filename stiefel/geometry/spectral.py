@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefel.numerics import real_dtype
 
-__all__ = ["skew_norm"]
+__all__ = ["gram_norm", "skew_norm"]
 
 #: Up to this size the moment bound costs less than the power iteration.
 _SMALL = 64
@@ -44,3 +44,17 @@ def skew_norm(A: Tensor) -> Tensor:
         x = (x / length.clamp_min(tiny)) @ unit
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return _MARGIN * length.amax((-2, -1)) * largest
+
+
+def gram_norm(S: Tensor) -> Tensor:
+    """An upper bound ``|S^2|_F^(1/4)`` of |N|, at most ``p^(1/8)`` times it, from S = N^H N.
+
+    Args:
+        S: Positive semidefinite matrices, shape ``(..., p, p)``.
+
+    Returns:
+        Shape ``(...)``, in the real dtype of S.
+    """
+    largest = S.abs().amax((-2, -1))
+    unit = S / torch.where(largest > 0, largest, 1)[..., None, None]
+    return (torch.linalg.vector_norm(unit @ unit, dim=(-2, -1)).sqrt() * largest).sqrt()

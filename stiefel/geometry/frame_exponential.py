@@ -1,0 +1,170 @@
+"""The exponential of the canonical metric at a tall point, by products of thin and p x p matrices.
+
+For a tangent vector u = N + B A at B (A = B^H u skew, B^H N = 0) with S = N^H N and any alpha > 0,
+
+    exp_B(u) = [B, N / alpha] exp(M) [I; 0],    M = [[A, -S / alpha], [alpha I, 0]].
+
+M is similar to the skew matrix [[A, -R^H], [R, 0]], N = Q R, of the form with a QR factorisation
+(Edelman, Arias, Smith, SIAM J. Matrix Anal. Appl. 20 (1998)), but needs none: the map is smooth at
+N = 0. The result does not depend on alpha; alpha of the size of |N| balances M, which is not
+normal.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from stiefel.geometry.exponential_polynomial import TAYLOR, add_product_
+from stiefel.geometry.exponential_products import (
+    flat,
+    halvings,
+    refine,
+    scale,
+    squarings,
+    unsquare,
+)
+from stiefel.geometry.kernel import differentiable, kernel_op
+from stiefel.geometry.spectral import gram_norm, skew_norm
+from stiefel.numerics import real_dtype, tolerance
+
+__all__ = ["frame_exponential"]
+
+#: Norm of M up to which the Taylor polynomial is exact to rounding in float32.
+_SINGLE_REACH = 1.2
+#: Norm of M above which float32 does not do: rounding errors grow with the norm.
+_LARGE = 8.0
+#: Residual above which Newton-Schulz steps are not to be relied on.
+_LOST = 0.3
+
+
+def _plain_square(E: Tensor, k: int) -> Tensor:
+    return E @ E
+
+
+class _Parts:
+    """A, N, M and its scaling for coordinates Z at B: what both directions need."""
+
+    def __init__(self, Z: Tensor, B: Tensor, max_angle: float | None) -> None:
+        a = B.mH @ Z
+        self.N = Z - B @ a
+        A = (a - a.mH.resolve_conj()) / math.sqrt(2)
+        S = self.N.mH @ self.N
+        if max_angle is None:
+            alpha = gram_norm(S)
+            norm = skew_norm(A) + alpha
+            alpha = torch.where(alpha > 0, alpha, 1)
+        else:
+            alpha = S.new_full(S.shape[:-2], max_angle, dtype=real_dtype(S.dtype))
+            norm = 2 * alpha
+        self.large = bool((norm > _LARGE).any())
+        single = real_dtype(Z.dtype) == torch.float32 and not self.large
+        if real_dtype(Z.dtype) == torch.float32 and self.large:
+            double = torch.complex128 if Z.is_complex() else torch.float64
+            N = self.N.to(double)
+            A, S, alpha, norm = A.to(double), N.mH @ N, alpha.double(), norm.double()
+        self.alpha = alpha[..., None, None]
+        p = S.shape[-1]
+        M = torch.zeros(*S.shape[:-2], 2 * p, 2 * p, dtype=S.dtype, device=S.device)
+        M[..., :p, :p] = A
+        M[..., :p, p:] = -S / self.alpha
+        M[..., p:, :p].diagonal(dim1=-2, dim2=-1).copy_(alpha[..., None].expand(*S.shape[:-1]))
+        self.s = halvings(norm, _SINGLE_REACH if single else TAYLOR.reach)
+        self.M = scale(M, self.s)
+
+
+def _orthonormal(X: Tensor, large: bool) -> Tensor:
+    """One Newton-Schulz step; after a large M more of them, or the polar factor, where needed."""
+    X = refine(X)
+    if not large:
+        return X
+    eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
+    for _ in range(4):
+        residual = float((X.mH @ X - eye).abs().amax())
+        if residual <= tolerance(X.dtype, *X.shape[-2:]) / 4:
+            return X
+        if not residual < _LOST:
+            break
+        X = refine(X)
+    U, _, Vh = torch.linalg.svd(torch.nan_to_num(X), full_matrices=False)
+    return U @ Vh
+
+
+def _forward_fake(Z: Tensor, B: Tensor, max_angle: float | None) -> list[Tensor]:
+    return [Z.new_empty(Z.shape)]
+
+
+@kernel_op(
+    "frame_exponential",
+    "(Tensor Z, Tensor B, float? max_angle) -> Tensor[]",
+    fake=_forward_fake,
+)
+def _forward(Z: Tensor, B: Tensor, max_angle: float | None) -> list[Tensor]:
+    """X = B E11 + N E21 / alpha with E = exp(M)."""
+    if Z.numel() == 0:
+        return [torch.zeros_like(Z)]
+    shape, p = Z.shape, Z.shape[-1]
+    Z, B = flat(Z), flat(B)
+    parts = _Parts(Z, B, max_angle)
+    E = squarings(TAYLOR.evaluate(parts.M)[0], parts.s, _plain_square)[-1]
+    E11, E21 = E[..., :p, :p], E[..., p:, :p] / parts.alpha
+    X = B @ E11.to(Z.dtype) + parts.N @ E21.to(Z.dtype)
+    return [_orthonormal(X, parts.large).reshape(shape)]
+
+
+@kernel_op(
+    "frame_exponential_backward",
+    "(Tensor G, Tensor Z, Tensor B, float? max_angle) -> Tensor[]",
+    fake=lambda G, Z, B, max_angle: [Z.new_empty(Z.shape)],
+)
+def _backward(G: Tensor, Z: Tensor, B: Tensor, max_angle: float | None) -> list[Tensor]:
+    """Back through X, the squarings, the polynomial, M, and the projections; alpha is constant."""
+    if Z.numel() == 0:
+        return [torch.zeros_like(Z)]
+    shape, p = Z.shape, Z.shape[-1]
+    G, Z, B = flat(G), flat(Z), flat(B)
+    parts = _Parts(Z, B, max_angle)
+    N, M, s, alpha = parts.N, parts.M, parts.s, parts.alpha
+    E0, M2, M3, M6 = TAYLOR.evaluate(M)
+    E21 = squarings(E0, s, _plain_square)[-1][..., p:, :p] / alpha
+    GE = torch.zeros_like(M)
+    GE[..., :p, :p] = B.mH @ G
+    GE[..., p:, :p] = (N.mH @ G).to(M.dtype) / alpha
+    G1, G2, G3 = TAYLOR.cotangents(unsquare(GE, E0, s, _plain_square), M, M2, M3, M6)
+    adjoint = M.mH.resolve_conj()
+    add_product_(G2, G3, adjoint)
+    add_product_(G1, M2.mH.resolve_conj(), G3)
+    add_product_(G1, G2, adjoint)
+    dM = scale(add_product_(G1, adjoint, G2), s)
+    dA, dS = dM[..., :p, :p], dM[..., :p, p:] / -alpha
+    da = ((dA - dA.mH.resolve_conj()) / math.sqrt(2)).to(Z.dtype)
+    dS = (dS + dS.mH.resolve_conj()).to(Z.dtype)
+    dN = G @ E21.mH.to(Z.dtype) + N @ dS
+    return [(dN + B @ (da - B.mH @ dN)).reshape(shape)]
+
+
+_frame_exponential = differentiable(_forward, _backward, name="frame_exponential")
+
+
+def frame_exponential(Z: Tensor, B: Tensor, *, max_angle: float | None = None) -> Tensor:
+    """The exponential of the canonical metric at B, of free coordinates Z.
+
+    With a = B^H Z the tangent vector is ``u = (Z - B a) + B (a - a^H) / sqrt(2)``: a self-adjoint
+    map whose square takes a Euclidean gradient to that of the canonical metric, so that a step of
+    gradient descent from Z = 0 is one along the geodesic, at the same rate. Memory and work are
+    O(n p) and O(n p^2 + p^3); the result is orthonormal to rounding for Z of any size.
+
+    Args:
+        Z: Coordinates in float32 or better, shape ``(..., n, p)``, n >= p.
+        B: Matrices with orthonormal columns, same shape and dtype; a constant: it has no gradient.
+        max_angle: A bound on the spectral norm of u, if one is known: nothing is estimated then.
+
+    Returns:
+        Shape ``(..., n, p)``.
+
+    Raises:
+        DoubleBackwardError: In a second derivative.
+    """
+    return _frame_exponential(Z, B, max_angle)

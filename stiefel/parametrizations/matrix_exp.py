@@ -1,0 +1,301 @@
+"""The matrix exponential as a chart: EXPRNN around the identity, DTRIV around a moving base."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import ConfigurationError, RepresentationError
+from stiefel.geometry.determinant import determinant_sign
+from stiefel.geometry.exponential_products import skew_exponential
+from stiefel.geometry.factors import polar_factor
+from stiefel.geometry.frame_exponential import frame_exponential
+from stiefel.geometry.logarithms import canonical_logarithm, unitary_logarithm
+from stiefel.geometry.sampling import haar
+from stiefel.numerics import compute_dtype, full_precision, real_dtype
+from stiefel.parametrizations.base import Move
+from stiefel.parametrizations.component import OneComponent
+
+__all__ = ["MatrixExp"]
+
+
+class MatrixExp(OneComponent):
+    r"""X = exp_B(u), the exponential of the canonical metric at a base B, of free coordinates.
+
+    Square: ``Q = B exp(A)`` with A = triu(V, 1) - triu(V, 1)^H, for complex V plus
+    i sqrt(2) Im diag(V). What is below the diagonal of V does not matter. Tall:
+    `stiefel.geometry.frame_exponential`, which never forms an n x n matrix. Both are evaluated by
+    products alone, for angles of any size, and scaled so that plain SGD on V, rebased at every
+    step, is Riemannian gradient descent along geodesics of the canonical metric at the same rate.
+
+    With ``base="identity"`` and a square weight this is EXPRNN (Lezcano-Casado and
+    Martinez-Rubio, ICML 2019): ``Q = exp(A)``, and for real Q of determinant -1 the last row is
+    negated (the buffer `flip`). With ``base="current"`` it is DTRIV (Lezcano-Casado, NeurIPS
+    2019): the base is where the weight was last set or rebased; `rebase` moves it to the current
+    weight, whose coordinates are then zero, and the moments of the optimizer are reset.
+
+    Args:
+        n: Rows.
+        p: Columns; n by default.
+        batch: Leading dimensions.
+        base: ``"current"`` or ``"identity"``.
+        rebase_every: Optimizer steps between rebases; None for none. For ``base="current"``.
+        project_every: Rebases between projections of the base to the nearest point, which take
+            away the rounding errors of many rebases; None for none. The weight itself is taken to
+            orthonormality at every forward pass.
+        max_angle: A bound on the spectral norm of A, if one is known (or enforced by the
+            optimizer): the same products are then taken whatever V is, and nothing is estimated.
+            Beyond the bound the weight loses its orthonormality.
+
+    Raises:
+        ShapeError: If n < p.
+        ConfigurationError: If an option is out of range, or ``base="identity"`` comes with
+            `rebase_every` or `project_every`.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.parametrizations import MatrixExp
+        >>> chart = MatrixExp(4)
+        >>> Q = chart(torch.randn(4, 4, dtype=torch.float64))
+        >>> torch.allclose(Q.mT @ Q, torch.eye(4, dtype=torch.float64))
+        True
+    """
+
+    name = "matrix_exp"
+    base: Tensor | None
+    rebases: Tensor | None
+
+    def __init__(
+        self,
+        n: int,
+        p: int | None = None,
+        *,
+        batch: Sequence[int] = (),
+        base: str = "current",
+        rebase_every: int | None = None,
+        project_every: int | None = None,
+        max_angle: float | None = None,
+    ) -> None:
+        super().__init__(n, p, batch=batch)
+        if base not in ("current", "identity"):
+            raise ConfigurationError(f"expected base='current' or 'identity', got {base!r}")
+        for option, value in (("rebase_every", rebase_every), ("project_every", project_every)):
+            if value is None:
+                continue
+            if base == "identity":
+                raise ConfigurationError(
+                    f"base='identity' never moves, so {option}={value!r} has no meaning: leave it "
+                    "out, or use base='current'"
+                )
+            if not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"expected {option} >= 1 or None, got {value!r}")
+        if max_angle is not None and not 0 < max_angle < math.inf:
+            raise ConfigurationError(f"expected max_angle > 0 or None, got {max_angle!r}")
+        self.has_base = base == "current"
+        self.rebase_every, self.project_every = rebase_every, project_every
+        self.max_angle = None if max_angle is None else float(max_angle)
+        if self.has_base:
+            self.parity = 1
+            self.register_buffer("flip", None)
+            eye = torch.eye(self.n, self.p).expand(self.shape)
+            self.register_buffer("base", eye.clone(memory_format=torch.contiguous_format))
+            self.register_buffer("rebases", torch.zeros((), dtype=torch.int64))
+        else:
+            self.keep_flip()
+            self.register_buffer("base", None)
+            self.register_buffer("rebases", None)
+
+    # ------------------------------------------------------------------------ the map
+
+    def _base_for(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """B in a working dtype."""
+        if self.base is None:
+            return torch.eye(self.n, self.p, dtype=dtype, device=device).expand(self.shape)
+        return self.base.to(dtype)
+
+    def _skew(self, V: Tensor) -> Tensor:
+        """A from V: orthonormal coordinates of the skew matrices under tr(A^H A) / 2."""
+        upper = V.triu(1)
+        A = upper - upper.mH.resolve_conj()
+        if V.is_complex():
+            diagonal = V.diagonal(dim1=-2, dim2=-1).imag * math.sqrt(2)
+            A = A + torch.diag_embed(torch.complex(torch.zeros_like(diagonal), diagonal))
+        return A
+
+    def _weight(self, V: Tensor) -> Tensor:
+        """The weight in float32 or better."""
+        V = V.to(compute_dtype(V.dtype))
+        if self.p < self.n:
+            B = self._base_for(V.dtype, V.device)
+            return frame_exponential(V, B.expand(V.shape), max_angle=self.max_angle)
+        A = self._skew(V)
+        if not self.has_base:
+            return self.flip_rows(skew_exponential(A, max_angle=self.max_angle))
+        B = self._base_for(V.dtype, V.device)
+        return skew_exponential(A, B.expand(V.shape), max_angle=self.max_angle)
+
+    def forward(self, *originals: Tensor) -> Tensor:
+        """The weight from V, shape ``(*batch, n, p)``."""
+        return self.emit(self._weight(originals[0]), originals[0])
+
+    # -------------------------------------------------------------------- its inverse
+
+    def right_inverse(self, X: Tensor) -> Tensor:
+        """Coordinates ``(*batch, n, p)`` of X: its logarithm at the base, zero at the base itself.
+
+        Raises:
+            ShapeError: If X has another shape.
+            OffManifoldError: If the columns of X are not orthonormal.
+            RepresentationError: If det X is not that of the base (real square weights), or X is
+                too far from the base (tall weights).
+        """
+        lifted = self.check_point(X)
+        B = self._base_for(lifted.dtype, lifted.device)
+        if torch.equal(lifted, B):
+            return torch.zeros_like(X, memory_format=torch.contiguous_format)
+        reason = self._other_component(lifted)
+        if reason is not None:
+            raise RepresentationError(reason)
+        return self._coordinates(lifted, B).to(X.dtype)
+
+    @full_precision()
+    def _coordinates(self, X: Tensor, B: Tensor) -> Tensor:
+        if self.p == self.n:
+            double = torch.complex128 if X.is_complex() else torch.float64
+            Q = B.to(double).mH @ X.to(double) if self.has_base else self.flip_rows(X)
+            A = unitary_logarithm(Q)
+            V = A.triu(1)
+            if A.is_complex():
+                V = V + torch.diag_embed(A.diagonal(dim1=-2, dim2=-1) / math.sqrt(2))
+            return V
+        try:
+            u = canonical_logarithm(B, X)
+        except RepresentationError as error:
+            remedy = (
+                "assign the weight, which moves the base"
+                if self.has_base
+                else "use base='current', which takes any value"
+            )
+            raise RepresentationError(f"chart {self.name!r}: {error}: {remedy}") from error
+        a = B.mH @ u
+        return u + B @ a * (math.sqrt(0.5) - 1)
+
+    def _other_component(self, X: Tensor) -> str | None:
+        """Why the determinant of X is in the way, or None."""
+        if self.p < self.n or X.is_complex():
+            return None
+        if self.base is None:
+            return self.determinant_obstacle(X)
+        ours, sign = determinant_sign(self._base_for(X.dtype, X.device)), determinant_sign(X)
+        if bool((ours * sign > 0).all()):
+            return None
+        return (
+            f"chart {self.name!r} has a base of determinant {ours.flatten().int().tolist()[:4]}, "
+            f"the matrix has {sign.flatten().int().tolist()[:4]}: assign the weight, which moves "
+            "the base, or give a matrix of the same determinant"
+        )
+
+    def obstacle(self, X: Tensor) -> str | None:
+        """The wrong determinant, or a tall matrix too far from the base; None for other points."""
+        lifted = self.check_point(X)
+        if self.p == self.n:
+            return self._other_component(lifted)
+        try:
+            self.right_inverse(X)
+        except RepresentationError as error:
+            return str(error)
+        return None
+
+    def empty_originals(
+        self, dtype: torch.dtype, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Uninitialised V, shape ``(*batch, n, p)``."""
+        return torch.empty(self.shape, dtype=dtype, device=device)
+
+    def start(
+        self,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """A Haar point of the base's component; around the identity a rotation that it reaches.
+
+        With ``base="identity"`` the square start is that of EXPRNN: blocks [[0, a], [-a, 0]] with
+        a uniform on (-pi, pi), after Henaff, Szlam and LeCun; tall, a random frame at a distance
+        below one half.
+        """
+        working = compute_dtype(dtype)
+        if self.base is not None:
+            real = self.p == self.n and not working.is_complex
+            sign = determinant_sign(self.base.real) if real else None
+            X = haar(
+                self.n,
+                self.p,
+                self.batch,
+                dtype=working,
+                device=device,
+                generator=generator,
+                determinant=None if sign is None else sign.to(device or "cpu"),
+            )
+            return X.to(dtype)
+        V = torch.zeros(self.shape, dtype=working, device=device)
+        if self.p == self.n:
+            even = torch.arange(0, 2 * (self.n // 2), 2, device=device)
+            turns = torch.rand(
+                (*self.batch, self.n // 2),
+                dtype=real_dtype(working),
+                device=device,
+                generator=generator,
+            )
+            V[..., even, even + 1] = (math.pi * (2 * turns - 1)).to(working)
+        else:
+            random = torch.randn(self.shape, dtype=working, device=device, generator=generator)
+            V = random / (4 * math.sqrt(self.n))
+        with torch.no_grad():
+            return self._weight(V).to(dtype)
+
+    # ---------------------------------------------------------------- component and base
+
+    def set_determinant(self, sign: Tensor) -> None:
+        """Chooses the component: by `flip` around the identity, else by the base's last row."""
+        if self.base is None or self.p < self.n or self.base.is_complex():
+            super().set_determinant(sign)
+            return
+        ours = determinant_sign(self.base)
+        flip = (ours * sign.to(ours)).expand(self.batch).to(self.base.dtype)
+        last = self.base[..., -1:, :] * flip[..., None, None]
+        self._store_base(torch.cat([self.base[..., :-1, :], last], dim=-2))
+
+    @torch.no_grad()
+    def rebase(self, originals: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Move]:
+        """Moves the base to the current weight; the coordinates are zero and the moments reset.
+
+        Around the identity nothing changes.
+        """
+        if self.base is None or self.rebases is None:
+            return super().rebase(originals)
+        V = originals[0].detach()
+        X = self._weight(V)
+        self.rebases = self.rebases + 1
+        if self.project_every is not None and int(self.rebases) % self.project_every == 0:
+            X = polar_factor(X)
+        self._store_base(X)
+
+        def move(index: int, key: str, moment: Tensor) -> Tensor | None:
+            return None if moment.shape == V.shape else moment
+
+        return (torch.zeros_like(V),), move
+
+    def extra_repr(self) -> str:
+        """Sizes and the options that are set."""
+        options = {
+            "base": "current" if self.has_base else "identity",
+            "rebase_every": self.rebase_every,
+            "project_every": self.project_every,
+            "max_angle": self.max_angle,
+        }
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
+        return f"{super().extra_repr()}, {given}"
