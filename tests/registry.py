@@ -139,6 +139,10 @@ CHARTS = [
     ChartCase("cayley", SQUARE, onto=False, almost=True),
     ChartCase("cayley", FIXED, {"negative": 3}, onto=False, almost=True, component=False),
     ChartCase("cayley", SQUARE, {"rebase_every": 5}),
+    ChartCase("matrix_exp", SHAPES),
+    ChartCase("matrix_exp", SQUARE, {"base": "identity"}),
+    ChartCase("matrix_exp", [((), 7, 3), ((2,), 5, 1)], {"base": "identity"}, onto=False),
+    ChartCase("matrix_exp", FEW, {"rebase_every": 2, "project_every": 2}),
 ]
 
 # ----------------------------------------------------------------------------- optimizers

@@ -6,13 +6,16 @@ keeps state, works in place, or knows about modules and optimizers.
 
 from stiefel.geometry.cayley_map import cayley_coordinates, cayley_map
 from stiefel.geometry.descent import cayley_descent
+from stiefel.geometry.exponential_products import skew_exponential
 from stiefel.geometry.exponentials import (
     EXPONENTIALS,
     canonical_exponential,
     euclidean_exponential,
 )
 from stiefel.geometry.factors import cholesky_qr_factor, polar_factor, qr_factor
+from stiefel.geometry.frame_exponential import frame_exponential
 from stiefel.geometry.guard import check_point_shape
+from stiefel.geometry.logarithms import canonical_logarithm, unitary_logarithm
 from stiefel.geometry.metrics import (
     canonical_gradient,
     canonical_inner,
@@ -40,6 +43,7 @@ __all__ = [
     "canonical_exponential",
     "canonical_gradient",
     "canonical_inner",
+    "canonical_logarithm",
     "cayley_coordinates",
     "cayley_descent",
     "cayley_map",
@@ -51,6 +55,7 @@ __all__ = [
     "euclidean_exponential",
     "euclidean_gradient",
     "euclidean_inner",
+    "frame_exponential",
     "haar",
     "orthonormality_residual",
     "polar_factor",
@@ -64,8 +69,10 @@ __all__ = [
     "realify",
     "realify_vector",
     "skew",
+    "skew_exponential",
     "sym",
     "tangency_residual",
     "tangent_projection",
+    "unitary_logarithm",
     "with_determinant",
 ]

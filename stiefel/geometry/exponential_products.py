@@ -1,7 +1,7 @@
 """The exponential of skew matrices by products alone, forward and backward.
 
-Scaling and squaring, ``exp(A) = exp(A / 2^s)^(2^s)``, with a polynomial of degree 12 that is best on
-the imaginary interval where the spectrum of a skew matrix lies, four products each time; then one
+Scaling and squaring, ``exp(A) = exp(A / 2^s)^(2^s)``, with a polynomial of degree 12 that is made
+for the imaginary interval where the spectrum of a skew matrix lies, four products in all; then one
 Newton-Schulz step, which takes the result to orthonormality whatever was lost on the way.
 """
 

@@ -36,6 +36,8 @@ __all__ = ["frame_exponential"]
 _SINGLE_REACH = 1.2
 #: Norm of M above which float32 does not do: rounding errors grow with the norm.
 _LARGE = 8.0
+#: Norm of M beyond which geodesics are followed no further: float64 has lost its angles there.
+_FARTHEST = 1e5
 #: Residual above which Newton-Schulz steps are not to be relied on.
 _LOST = 0.3
 
@@ -65,6 +67,13 @@ class _Parts:
             double = torch.complex128 if Z.is_complex() else torch.float64
             N = self.N.to(double)
             A, S, alpha, norm = A.to(double), N.mH @ N, alpha.double(), norm.double()
+        self.shrink = torch.ones_like(norm[..., None, None])
+        if self.large:
+            shrink = (_FARTHEST / norm).clamp_max(1)
+            alpha, norm = alpha * shrink, norm * shrink
+            self.shrink = shrink[..., None, None]
+            A, S = A * self.shrink, S * self.shrink.square()
+            self.N = self.N * self.shrink.to(self.N.real.dtype)
         self.alpha = alpha[..., None, None]
         p = S.shape[-1]
         M = torch.zeros(*S.shape[:-2], 2 * p, 2 * p, dtype=S.dtype, device=S.device)
@@ -141,7 +150,8 @@ def _backward(G: Tensor, Z: Tensor, B: Tensor, max_angle: float | None) -> list[
     dA, dS = dM[..., :p, :p], dM[..., :p, p:] / -alpha
     da = ((dA - dA.mH.resolve_conj()) / math.sqrt(2)).to(Z.dtype)
     dS = (dS + dS.mH.resolve_conj()).to(Z.dtype)
-    dN = G @ E21.mH.to(Z.dtype) + N @ dS
+    shrink = parts.shrink.to(Z.real.dtype)
+    da, dN = da * shrink, (G @ E21.mH.to(Z.dtype) + N @ dS) * shrink
     return [(dN + B @ (da - B.mH @ dN)).reshape(shape)]
 
 
@@ -154,7 +164,8 @@ def frame_exponential(Z: Tensor, B: Tensor, *, max_angle: float | None = None) -
     With a = B^H Z the tangent vector is ``u = (Z - B a) + B (a - a^H) / sqrt(2)``: a self-adjoint
     map whose square takes a Euclidean gradient to that of the canonical metric, so that a step of
     gradient descent from Z = 0 is one along the geodesic, at the same rate. Memory and work are
-    O(n p) and O(n p^2 + p^3); the result is orthonormal to rounding for Z of any size.
+    O(n p) and O(n p^2 + p^3); the result is orthonormal to rounding for Z of any size (beyond a
+    length of 1e5, where no angle is left, u is shortened to it).
 
     Args:
         Z: Coordinates in float32 or better, shape ``(..., n, p)``, n >= p.

@@ -17,7 +17,9 @@ from stiefel.numerics import compute_dtype, full_precision
 __all__ = ["canonical_logarithm", "unitary_logarithm"]
 
 #: Iterations of the logarithm of a frame, and the size of its correction at which it ends.
-_ITERATIONS, _CONVERGED = 200, 1e-14
+_ITERATIONS, _CONVERGED = 300, 1e-14
+#: Longest step of that iteration, in units of its first.
+_LONGEST = 30.0
 #: Residual of a logarithm above which it is refused.
 _FAILED = 1e-9
 
@@ -134,13 +136,18 @@ def _one_frame(B: Tensor, X: Tensor) -> Tensor:
     p = B.shape[-1]
     Q = _basis(B, X)
     V = _completed(B.mH @ X, Q.mH @ X)
+    step, previous = 1.0, None
+    A = _one_unitary(V)
     for _ in range(_ITERATIONS):
-        A = _one_unitary(V)
         C = A[p:, p:]
         if float(C.abs().amax()) <= _CONVERGED:
             break
-        V[:, p:] = V[:, p:] @ torch.linalg.matrix_exp(-C)
-    A = A.clone()
+        if previous is not None:
+            change = float((previous.conj() * (previous - C)).sum().real)
+            size = float(previous.abs().square().sum())
+            step = min(max(step * size / change, 1.0), _LONGEST) if change > 0 else 1.0
+        V[:, p:] = V[:, p:] @ torch.linalg.matrix_exp(-step * C)
+        previous, A = C, _one_unitary(V)
     residual = float(A[p:, p:].abs().amax())
     A[p:, p:] = 0
     ours = torch.cat([B, Q], dim=-1) @ torch.linalg.matrix_exp(A)[:, :p]
@@ -160,7 +167,8 @@ def canonical_logarithm(B: Tensor, X: Tensor) -> Tensor:
 
     Zimmermann's iteration (SIAM J. Matrix Anal. Appl. 38 (2017)): with [B, Q] a basis of the span
     of B and X, complete ``[B, Q]^H X`` to a unitary V and rotate its last columns by ``exp(-C)``,
-    C the last block of log V, until C vanishes. Square matrices: ``B log(B^H X)``.
+    C the last block of log V, until C vanishes; far from B the steps are longer, as in the method
+    of Barzilai and Borwein. Square matrices: ``B log(B^H X)``.
 
     Args:
         B: Points, shape ``(..., n, p)``.

@@ -18,6 +18,9 @@ __all__ = ["SHORT_FORMS", "make_chart", "via_names"]
 #: Names from the papers: a chart and options that the name implies; an option may be a function of
 #: the number of rows. For the manifold RGD-{inner product}-{retraction}.
 SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "exprnn": ("matrix_exp", {"base": "identity"}),
+    "dtriv": ("matrix_exp", {"rebase_every": 100, "project_every": 100}),
+    "dtriv-inf": ("matrix_exp", {}),
     "rgd-c-c": ("riemannian", {"inner": "canonical", "retraction": "cayley"}),
     "rgd-e-c": ("riemannian", {"inner": "euclidean", "retraction": "cayley"}),
     "rgd-c-qr": ("riemannian", {"inner": "canonical", "retraction": "qr"}),

@@ -4,6 +4,7 @@ from stiefel.parametrizations.base import Move, Parametrization
 from stiefel.parametrizations.cayley import Cayley
 from stiefel.parametrizations.cwy import CWY
 from stiefel.parametrizations.householder import HouseholderProduct
+from stiefel.parametrizations.matrix_exp import MatrixExp
 from stiefel.parametrizations.tcwy import TCWY
 from stiefel.parametrizations.urnn import URNN
 
@@ -14,6 +15,7 @@ __all__ = [
     "URNN",
     "Cayley",
     "HouseholderProduct",
+    "MatrixExp",
     "Move",
     "Parametrization",
 ]
@@ -23,6 +25,7 @@ CHARTS: dict[str, type[Parametrization]] = {
     "cayley": Cayley,
     "cwy": CWY,
     "householder": HouseholderProduct,
+    "matrix_exp": MatrixExp,
     "tcwy": TCWY,
     "urnn": URNN,
 }

@@ -14,7 +14,7 @@ from stiefel.geometry.exponential_products import skew_exponential
 from stiefel.geometry.factors import polar_factor
 from stiefel.geometry.frame_exponential import frame_exponential
 from stiefel.geometry.logarithms import canonical_logarithm, unitary_logarithm
-from stiefel.geometry.sampling import haar
+from stiefel.geometry.sampling import haar, with_determinant
 from stiefel.numerics import compute_dtype, full_precision, real_dtype
 from stiefel.parametrizations.base import Move
 from stiefel.parametrizations.component import OneComponent
@@ -229,17 +229,10 @@ class MatrixExp(OneComponent):
         """
         working = compute_dtype(dtype)
         if self.base is not None:
-            real = self.p == self.n and not working.is_complex
-            sign = determinant_sign(self.base.real) if real else None
-            X = haar(
-                self.n,
-                self.p,
-                self.batch,
-                dtype=working,
-                device=device,
-                generator=generator,
-                determinant=None if sign is None else sign.to(device or "cpu"),
-            )
+            size = (self.n, self.p, self.batch)
+            X = haar(*size, dtype=working, device=device, generator=generator)
+            if self.p == self.n and not working.is_complex:
+                X = with_determinant(X, determinant_sign(self.base.real).to(X))
             return X.to(dtype)
         V = torch.zeros(self.shape, dtype=working, device=device)
         if self.p == self.n:

@@ -1,0 +1,390 @@
+"""The chart matrix_exp and its kernels: slow oracles, and the checks of EXPRNN and DTRIV."""
+
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+from torch import nn
+
+import stiefel
+from stiefel.errors import ConfigurationError, RepresentationError
+from stiefel.geometry import (
+    canonical_exponential,
+    frame_exponential,
+    haar,
+    orthonormality_residual,
+    skew,
+    skew_exponential,
+)
+from stiefel.geometry.exponential_polynomial import ECONOMISED_DOUBLE, ECONOMISED_SINGLE, TAYLOR
+from stiefel.geometry.spectral import gram_norm, skew_norm
+from stiefel.numerics import tolerance
+from stiefel.parametrizations import MatrixExp
+from tests.registry import DOUBLE
+
+SIZES = [1, 2, 5, 16, 70]
+
+
+def skew_of_norm(n, norm, dtype=torch.float64, batch=()):
+    """Random skew matrices with that spectral norm."""
+    A = skew(torch.randn(*batch, n, n, dtype=dtype))
+    largest = torch.linalg.matrix_norm(A, 2)
+    return A * (norm / torch.where(largest > 0, largest, 1))[..., None, None]
+
+
+def oracle(A):
+    """exp(A) = V exp(-i l) V^H of the Hermitian i A, in float64."""
+    angles, V = torch.linalg.eigh(1j * A.to(torch.complex128))
+    E = (V * torch.exp(-1j * angles)[..., None, :]) @ V.mH
+    return E if A.is_complex() else E.real
+
+
+def tangent_of(Z, B):
+    """The tangent vector of tall coordinates, as the docstring states it."""
+    a = B.mH @ Z
+    return Z - B @ a + B @ (a - a.mH) / math.sqrt(2)
+
+
+# ---------------------------------------------------------------------------- the polynomial
+
+
+def expanded(rows):
+    """Coefficients of T = B1 + (B2 + A6) A6, A6 = B3 + B4^2, lowest first."""
+    P = np.polynomial.polynomial
+    B1, B2, B3, B4 = (np.array(row) for row in rows)
+    A6 = P.polyadd(B3, P.polymul(B4, B4))
+    return P.polyadd(B1, P.polymul(P.polyadd(B2, A6), A6))
+
+
+def chebyshev_coefficients(reach):
+    """The series of exp on [-i reach, i reach], cut after degree 12, in powers."""
+    orders = np.arange(13)
+    series = 2 * 1j**orders * scipy.special.jv(orders, reach)
+    series[0] /= 2
+    powers = np.polynomial.chebyshev.cheb2poly(series)
+    return (powers / (1j * reach) ** orders).real
+
+
+@pytest.mark.parametrize(
+    ("polynomial", "error"),
+    [(ECONOMISED_SINGLE, 3e-7), (ECONOMISED_DOUBLE, 2e-15), (TAYLOR, 2e-15)],
+)
+def test_sixteen_numbers_expand_to_the_stated_polynomial(polynomial, error):
+    ours, reach = expanded(polynomial.rows), polynomial.reach
+    wanted = 1 / scipy.special.factorial(np.arange(13))
+    if polynomial is not TAYLOR:
+        wanted = chebyshev_coefficients(reach)
+    assert ours.shape == (13,)
+    powers = reach ** np.arange(13)
+    np.testing.assert_allclose(ours * powers, wanted * powers, rtol=1e-11, atol=1e-15)
+    y = 1j * np.linspace(-reach, reach, 1001)
+    assert np.abs(np.polyval(ours[::-1], y) - np.exp(y)).max() <= error
+    # the terms are as small as they can be: rounding errors are not amplified
+    assert expanded(np.abs(polynomial.rows)) @ powers <= 1.01 * math.exp(reach)
+
+
+# ------------------------------------------------------------------------- square matrices
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(
+    ("dtype", "error"),
+    [
+        (torch.float32, 1e-6),
+        (torch.complex64, 1e-6),
+        (torch.float64, 1e-14),
+        (torch.complex128, 1e-14),
+    ],
+)
+def test_exponential_is_that_of_the_eigenvalues(n, dtype, error):
+    for norm in (0.0, 1e-8, 0.3, 1.0, 3.0, math.pi, 3 * math.pi):
+        A = skew_of_norm(n, norm, dtype)
+        assert (skew_exponential(A) - oracle(A)).abs().max() <= error
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_huge_coordinates_keep_the_columns_orthonormal(n, dtype):
+    # torch.linalg.matrix_exp is off by 1e-2 at entries of 1e3 in float32
+    for size in (1e3, 1e6, 1e12):
+        A = skew(size * torch.randn(n, n, dtype=dtype))
+        X = skew_exponential(A, haar(n, dtype=dtype))
+        assert orthonormality_residual(X).max() <= tolerance(dtype, n, n)
+        if n > 1:
+            chart = MatrixExp(n, n - 1)
+            Z = size * torch.randn(n, n - 1, dtype=dtype, requires_grad=True)
+            X = chart(Z)
+            assert orthonormality_residual(X).max() <= tolerance(dtype, n, n - 1)
+            (g,) = torch.autograd.grad(X, Z, torch.randn_like(X))
+            assert g.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DOUBLE)
+def test_derivative_is_exact_in_batches_of_mixed_sizes(dtype):
+    A = torch.stack([skew_of_norm(6, norm, dtype) for norm in (0.0, 1e-3, 1.0, 3.0, 9.0, 40.0)])
+    A = A.reshape(2, 3, 6, 6).requires_grad_()
+    B = haar(6, 6, (2, 3), dtype=dtype)
+    G = torch.randn_like(B)
+    (ours,) = torch.autograd.grad(skew_exponential(A, B), A, G)
+    (theirs,) = torch.autograd.grad(B @ torch.linalg.matrix_exp(skew(A)), A, G)
+    assert (ours - theirs).abs().max() <= 1e-12
+    assert (ours + ours.mH).abs().max() == 0
+
+
+@pytest.mark.parametrize("n", [3, 64, 65, 200])
+@pytest.mark.parametrize("dtype", DOUBLE)
+def test_norm_estimate(n, dtype):
+    spectra = {
+        "semicircle": skew_of_norm(n, 2.0, dtype),
+        "flat": torch.zeros(n, n, dtype=dtype),
+        "single": torch.zeros(n, n, dtype=dtype),
+    }
+    k = torch.arange(n - 1)
+    spectra["flat"][k[::2], k[::2] + 1] = 2.0
+    spectra["single"][0, 1] = 2.0
+    for name, A in spectra.items():
+        A = A if name == "semicircle" else A - A.mH
+        ratio = float(skew_norm(A)) / 2
+        most = 1.09 if n > 64 else (n if dtype.is_complex else n / 2) ** 0.125
+        assert 0.95 <= ratio <= most + 1e-6
+    assert skew_norm(torch.zeros(n, n)) == 0
+    N = torch.randn(n, 5, dtype=dtype)
+    largest = float(torch.linalg.matrix_norm(N, 2))
+    assert largest * (1 - 1e-12) <= float(gram_norm(N.mH @ N)) <= 5**0.125 * largest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("p", [6, 2])
+def test_max_angle_takes_the_same_products_for_every_argument(dtype, p):
+    free, bound = MatrixExp(6, p), MatrixExp(6, p, max_angle=math.pi)
+    for norm in (0.0, 1.0, 3.1):
+        V = torch.randn(6, p, dtype=dtype)
+        V = V * norm / (math.sqrt(2) * torch.linalg.matrix_norm(V, 2))
+        assert (free(V) - bound(V)).abs().max() <= tolerance(dtype, 6, p)
+
+
+def test_groups_of_exponentials():
+    A = skew_of_norm(7, 2.5)
+    identity = torch.eye(7, dtype=torch.float64)
+    assert (skew_exponential(A) @ skew_exponential(-A) - identity).abs().max() <= 1e-14
+    assert (skew_exponential(0 * A) - identity).abs().max() <= 1e-15
+    assert torch.linalg.det(skew_exponential(A)) > 0
+
+
+# --------------------------------------------------------------------------- tall matrices
+
+
+@pytest.mark.parametrize("dtype", DOUBLE)
+@pytest.mark.parametrize(("n", "p"), [(2, 1), (6, 5), (7, 3), (40, 4)])
+def test_tall_exponential_is_the_geodesic(n, p, dtype):
+    for size in (0.0, 1e-9, 0.3, 2.0):
+        B, Z = haar(n, p, dtype=dtype), size * torch.randn(n, p, dtype=dtype)
+        Z.requires_grad_()
+        ours, theirs = frame_exponential(Z, B), canonical_exponential(B, tangent_of(Z, B))
+        assert (ours - theirs).abs().max() <= 1e-12
+        G = torch.randn_like(B)
+        g, h = torch.autograd.grad(ours, Z, G)[0], torch.autograd.grad(theirs, Z, G)[0]
+        assert (g - h).abs().max() <= 1e-11
+
+
+def test_tall_weights_train_in_memory_of_their_size():
+    code = """
+import resource, torch, stiefel
+layer = stiefel.orthogonal(torch.nn.Linear(50, 30000, bias=False), via="matrix_exp", rebase_every=2)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
+stiefel.attach(layer, optimizer)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+C = torch.linspace(0, 1, 30000)[:, None]
+losses = []
+for _ in range(6):
+    optimizer.zero_grad()
+    loss = (C * layer.weight.square()).sum()
+    loss.backward()
+    optimizer.step()
+    losses.append(float(loss))
+assert losses[-1] < losses[0], losses
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert float(result.stdout) <= 150  # MiB; the weight has 6, an n x n matrix would have 3433
+
+
+# ------------------------------------------------------------- bases: EXPRNN, DTRIV, steps
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (7, 3), (5, 1)])
+@pytest.mark.parametrize("dtype", DOUBLE)
+def test_base_at_the_identity_is_exprnn(shape, dtype):
+    current, identity = MatrixExp(*shape), MatrixExp(*shape, base="identity")
+    V = torch.randn(*shape, dtype=dtype)
+    assert torch.allclose(current(V), identity(V), atol=1e-13)
+    if shape[0] == shape[1] and not dtype.is_complex:
+        A = V.triu(1) - V.triu(1).mT
+        assert (identity(V) - oracle(A)).abs().max() <= 1e-13
+        identity.set_determinant(torch.tensor(-1))
+        assert (identity(V)[:-1] - oracle(A)[:-1]).abs().max() <= 1e-13
+        assert (identity(V)[-1] + oracle(A)[-1]).abs().max() <= 1e-13
+
+
+def test_gradient_of_a_skew_entry_against_finite_differences():
+    chart, V, h = MatrixExp(6, base="identity"), torch.randn(6, 6, dtype=torch.float64), 1e-6
+    G = torch.randn_like(V)
+    V.requires_grad_()
+    (g,) = torch.autograd.grad(chart(V), V, G)
+    step = torch.zeros_like(V)
+    step[1, 4] = h
+    with torch.no_grad():
+        slope = ((chart(V + step) - chart(V - step)) * G).sum() / (2 * h)
+    assert (slope - g[1, 4]).abs() <= 1e-7
+    assert g.tril().abs().max() == 0
+
+
+@pytest.mark.parametrize("dtype", DOUBLE)
+@pytest.mark.parametrize("shape", [(6, 6), (7, 3), (5, 1), (1, 1)])
+def test_sgd_rebased_every_step_is_riemannian_gradient_descent(shape, dtype):
+    n, p = shape
+    X, T = haar(n, p, dtype=dtype), haar(n, p, dtype=dtype)
+    D = torch.linspace(0.5, 2, n, dtype=torch.float64)[:, None]
+    layers = []
+    for options in (
+        {"via": "matrix_exp", "rebase_every": 1},
+        {"via": "riemannian", "inner": "canonical", "retraction": "exp"},
+    ):
+        layer = nn.Linear(p, n, bias=False, dtype=dtype)
+        layer.weight.data.copy_(X)
+        layers.append(stiefel.orthogonal(layer, init="keep", **options))
+    ours, theirs = layers
+    sgd = torch.optim.SGD(ours.parameters(), lr=0.2)
+    stiefel.attach(ours, sgd)
+    rgd = stiefel.optim.RGD(theirs.parameters(), lr=0.2)
+    for _ in range(10):
+        for layer, optimizer in ((ours, sgd), (theirs, rgd)):
+            optimizer.zero_grad()
+            (D * (layer.weight - T).abs().square()).sum().backward()
+            optimizer.step()
+        assert (ours.weight - theirs.weight).abs().max() <= 1e-12
+    assert (ours.weight - X).abs().max() > 1e-3 or (n == 1 and not dtype.is_complex)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (8, 3)])
+def test_a_thousand_rebases_leave_no_drift(shape):
+    chart = MatrixExp(*shape, project_every=100)
+    for _ in range(1000):
+        V = torch.randn(*shape, dtype=torch.float64)
+        before = chart(V)
+        ((zero,), _) = chart.rebase((V,))
+        assert (chart(zero) - before).abs().max() <= 1e-12
+    assert int(chart.rebases) == 1000
+    assert orthonormality_residual(chart.base).max() <= 1e-10
+
+
+def layer_with(rebase_every=None, **options):
+    layer = nn.Linear(5, 5, bias=False, dtype=torch.float64)
+    return stiefel.orthogonal(
+        layer, via="matrix_exp", init="haar", rebase_every=rebase_every, **options
+    )
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_a_step_without_a_gradient_after_a_rebase_moves_nothing(kind):
+    layer = layer_with(rebase_every=3)
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = kind(layer.parameters(), lr=0.1, **options)
+    stiefel.attach(layer, optimizer)
+    T = haar(5, dtype=torch.float64)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (layer.weight - T).square().sum().backward()
+        optimizer.step()
+    before = layer.weight.detach().clone()
+    assert layer.parametrizations.weight.original.abs().max() == 0
+    layer.parametrizations.weight.original.grad.zero_()
+    optimizer.step()
+    assert torch.equal(layer.weight, before)
+
+
+def test_resuming_copies_and_precision_keep_the_base():
+    def train(layer, optimizer, steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (layer.weight - T).square().sum().backward()
+            optimizer.step()
+
+    T = haar(5, dtype=torch.float64)
+    one = layer_with(rebase_every=2, project_every=3)
+    train(one, stiefel.optim.build(one, lr=0.1, lr_orthogonal=0.1), 8)
+    chart = one.parametrizations.weight[0]
+    assert int(chart.rebases) == 4
+    two = layer_with(rebase_every=2, project_every=3)
+    two.load_state_dict(one.state_dict())
+    with torch.no_grad():
+        assert torch.equal(two.weight, one.weight)
+    assert int(two.parametrizations.weight[0].rebases) == 4
+    three = copy.deepcopy(one)
+    for layer in (one, two, three):
+        train(layer, stiefel.optim.build(layer, lr=0.1, lr_orthogonal=0.1), 5)
+    half = copy.deepcopy(one).to(torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(one.weight, two.weight)
+        assert torch.equal(one.weight, three.weight)
+        assert half.parametrizations.weight[0].base.dtype == torch.float32
+        assert half.weight.dtype == torch.bfloat16
+        assert (half.weight - one.weight).abs().max() <= 2e-2
+
+
+def test_assigning_moves_the_base_and_around_the_identity_the_coordinates():
+    X = haar(6, dtype=torch.float64, determinant=-1)
+    for via in ("exprnn", "dtriv", "dtriv-inf"):
+        layer = stiefel.orthogonal(nn.Linear(6, 6, bias=False, dtype=torch.float64), via=via)
+        layer.weight = X
+        assert (layer.weight - X).abs().max() <= 1e-12
+        zero = bool((layer.parametrizations.weight.original == 0).all())
+        assert zero == (via != "exprnn")
+
+
+def test_determinant_of_a_base_follows_its_last_row():
+    chart = MatrixExp(4, batch=(2,))
+    chart.set_base(haar(4, 4, (2,), dtype=torch.float64, determinant=1))
+    base = chart.base.clone()
+    chart.set_determinant(torch.tensor([1, -1]))
+    assert torch.equal(chart.base[0], base[0])
+    assert torch.equal(chart.base[1, :-1], base[1, :-1])
+    assert torch.equal(chart.base[1, -1], -base[1, -1])
+    with pytest.raises(RepresentationError, match="determinant"):
+        chart.right_inverse(base)
+
+
+@pytest.mark.parametrize("shape", [(9, 9), (9, 4)])
+@pytest.mark.parametrize("dtype", DOUBLE)
+def test_start_around_the_identity_is_within_reach(shape, dtype):
+    chart = MatrixExp(*shape, base="identity")
+    for seed in range(5):
+        X = chart.start(dtype, generator=torch.Generator().manual_seed(seed))
+        V = chart.right_inverse(X)
+        A = chart._skew(V) if shape[0] == shape[1] else V
+        assert 0.05 < float(torch.linalg.matrix_norm(A, 2)) <= math.pi
+        assert (chart(V) - X).abs().max() <= 1e-12
+
+
+def test_options_that_do_not_go_together():
+    with pytest.raises(ConfigurationError, match="never moves"):
+        MatrixExp(4, base="identity", rebase_every=2)
+    with pytest.raises(ConfigurationError, match="never moves"):
+        MatrixExp(4, base="identity", project_every=2)
+    with pytest.raises(ConfigurationError, match="'current' or 'identity'"):
+        MatrixExp(4, base="haar")
+    with pytest.raises(ConfigurationError, match="rebase_every >= 1"):
+        MatrixExp(4, rebase_every=0)
+    with pytest.raises(ConfigurationError, match="max_angle > 0"):
+        MatrixExp(4, max_angle=-1.0)
+    with pytest.raises(ConfigurationError, match="via='matrix_exp'"):
+        stiefel.orthogonal(nn.Linear(4, 4), via="dtriv", rebase_every=3)
