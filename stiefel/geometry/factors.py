@@ -7,8 +7,7 @@ from torch import Tensor
 
 from stiefel.geometry.guard import guarded
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.tangent import skew
-from stiefel.numerics import real_dtype
+from stiefel.geometry.polar_gradient import keeps_left, pairs_fake, polar_gradient
 
 __all__ = ["cholesky_qr_factor", "polar_factor", "qr_factor"]
 
@@ -67,31 +66,23 @@ def cholesky_qr_factor(Z: Tensor) -> Tensor:
     return Z
 
 
-def _polar_fake(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    p = Z.shape[-1]
-    values = Z.new_empty(*Z.shape[:-2], p, dtype=real_dtype(Z.dtype))
-    return Z.new_empty(Z.shape), values, Z.new_empty(*Z.shape[:-2], p, p)
-
-
-@kernel_op("polar_factor", "(Tensor Z) -> (Tensor, Tensor, Tensor)", fake=_polar_fake)
-def _polar(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """W = U V^H of Z = U diag(s) V^H, then s and V^H for the backward pass."""
+@kernel_op("polar_factor", "(Tensor Z) -> (Tensor, Tensor, Tensor, Tensor)", fake=pairs_fake)
+def _polar(Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W = U V^H of Z = U diag(s) V^H, then U, s and V for the backward pass."""
     U, s, Vh = torch.linalg.svd(Z, full_matrices=False)
-    return U @ Vh, s.contiguous(), Vh.contiguous()
+    kept = U if keeps_left(*Z.shape[-2:]) else U.new_empty(*U.shape[:-2], 0, U.shape[-1])
+    return U @ Vh, kept, s, Vh.mH
 
 
 @kernel_op(
     "polar_factor_backward",
-    "(Tensor grad, Tensor W, Tensor s, Tensor Vh, Tensor Z) -> Tensor[]",
-    fake=lambda grad, W, s, Vh, Z: [Z.new_empty(Z.shape)],
+    "(Tensor grad, Tensor W, Tensor U, Tensor s, Tensor V, Tensor Z) -> Tensor[]",
+    fake=lambda grad, W, U, s, V, Z: [Z.new_empty(Z.shape)],
 )
-def _polar_backward(grad: Tensor, W: Tensor, s: Tensor, Vh: Tensor, Z: Tensor) -> list[Tensor]:
-    """dZ = 2 W F + (I - W W^H) G P^-1 with P F + F P = skew(W^H G), P = V diag(s) V^H."""
-    tiny = torch.finfo(s.dtype).tiny
-    E = Vh @ (W.mH @ grad) @ Vh.mH
-    F = skew(E) / (s.unsqueeze(-1) + s.unsqueeze(-2)).clamp_min(tiny)
-    outside = (grad - W @ (W.mH @ grad)) @ Vh.mH / s.clamp_min(tiny).unsqueeze(-2)
-    return [2 * W @ (Vh.mH @ F @ Vh) + outside @ Vh]
+def _polar_backward(
+    grad: Tensor, W: Tensor, U: Tensor, s: Tensor, V: Tensor, Z: Tensor
+) -> list[Tensor]:
+    return [polar_gradient(grad, W, U, s, V)]
 
 
 _polar_factor = differentiable(_polar, _polar_backward, name="polar_factor", keep_result=True)

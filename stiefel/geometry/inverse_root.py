@@ -1,0 +1,185 @@
+"""``Z (Z^H Z)^(-1/2)`` from the eigenvalues of the Gram matrix, to full accuracy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stiefel.geometry.guard import guarded
+from stiefel.geometry.kernel import differentiable, kernel_op
+from stiefel.geometry.polar_gradient import keeps_left, pairs_fake, polar_gradient
+from stiefel.numerics import real_dtype
+
+__all__ = ["gram_polar_factor"]
+
+#: Singular values below this multiple of the largest: eigenvalues of the Gram matrix, which squares
+#: them, are too coarse there.
+_SMALL = {torch.float32: 0.04, torch.float64: 0.1}
+#: And below this one the Gram matrix, even in float64, says nothing: the matrix goes to the SVD.
+_NULL = {torch.float32: 1e-6, torch.float64: 1e-12}
+#: Float32 matrices of at most so many columns, and twice the rows, are computed in float64, which
+#: costs next to nothing.
+_NARROW = 64
+
+_Pairs = tuple[Tensor, Tensor, Tensor]
+
+
+def _double(Z: Tensor) -> Tensor:
+    return Z.to(torch.complex128 if Z.is_complex() else torch.float64)
+
+
+def scaled(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Z with entries whose squares are in range, what it was divided by, and which are not finite.
+
+    Matrices whose largest entry is between 1e-4 and 1e4 are left as they are; matrices with a NaN
+    or an infinity become zero.
+
+    Args:
+        Z: Matrices, shape ``(..., n, p)``.
+
+    Returns:
+        Z ``(..., n, p)``, its divisor and the flag, both ``(..., 1, 1)``.
+    """
+    largest = torch.linalg.vector_norm(Z, torch.inf, dim=(-2, -1), keepdim=True)
+    bad = ~largest.isfinite()
+    plain = (largest > 1e-4) & (largest < 1e4)
+    scale = torch.where(bad | (largest == 0) | plain, 1, largest)
+    if bool(plain.all()):
+        return Z, scale, bad
+    return torch.where(bad, 0, Z / scale), scale, bad
+
+
+def svd_pairs(Z: Tensor) -> _Pairs:
+    """U, s and V of the singular value decomposition in float64, whatever the rank of Z."""
+    U, s, Vh = torch.linalg.svd(_double(Z), full_matrices=False)
+    return U.to(Z.dtype), s.to(real_dtype(Z.dtype)), Vh.mH.resolve_conj().to(Z.dtype)
+
+
+def _toward_polar(U: Tensor, s: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """One Newton step of the first `columns` of U, and how far they were from orthonormal.
+
+    With unit columns U = Z V / s and C = U^H U - I small, Z^H Z is nearly diagonal in the basis V
+    and its inverse root is, to first order, ``(Z^H Z)^(-1/2) = diag(1/s) (I - K)``,
+    ``K_ij = C_ij s_i / (s_i + s_j)``: U <- U (I - K) is the polar factor of Z V to second order.
+    (The step ``U (3 I - U^H U) / 2``, with 1/2 for s_i / (s_i + s_j), is the polar factor of U,
+    orthonormal to second order too but near that of Z V to first order only.)
+    """
+    C = U.mH @ U[..., :columns]
+    C.diagonal(dim1=-2, dim2=-1).sub_(1)
+    off = C.abs().amax((-2, -1))
+    share = s.unsqueeze(-1) / (s.unsqueeze(-1) + s[..., None, :columns])
+    moved = U[..., :columns] - U @ (C * share)
+    return moved, off
+
+
+def _small_block(Z: Tensor, V: Tensor) -> _Pairs:
+    """Singular values and vectors of Z on the span of a few columns V, in float64."""
+    Y = _double(Z) @ _double(V)
+    if real_dtype(Z.dtype) == torch.float64:
+        U, s, Qh = torch.linalg.svd(Y, full_matrices=False)
+        return U, s, V @ Qh.mH
+    _, Q = torch.linalg.eigh(Y.mH @ Y)
+    Y = Y @ Q
+    s = torch.linalg.vector_norm(Y, dim=-2)
+    U = Y / s.clamp_min(torch.finfo(s.dtype).tiny).unsqueeze(-2)
+    return U.to(Z.dtype), s.to(real_dtype(Z.dtype)), (_double(V) @ Q).to(V.dtype)
+
+
+def gram_pairs(Z: Tensor) -> _Pairs:
+    """U with orthonormal columns, s and V with ``Z = U diag(s) V^H`` to rounding, by eigenvalues.
+
+    ``Z^H Z = V diag(l) V^H`` first. Rounding of the Gram matrix, eps |Z|^2, spoils the directions
+    of small singular values: those are separated again by the Gram matrix of Z V on their span,
+    in float64 (of float64 matrices by a thin SVD). Then Newton steps, see `_toward_polar`.
+
+    Args:
+        Z: Matrices with entries of order one, shape ``(..., n, p)``, finite.
+
+    Returns:
+        U ``(..., n, p)``, s ``(..., p)`` and V ``(..., p, p)``.
+    """
+    real = real_dtype(Z.dtype)
+    lifted = _double(Z) if Z.shape[-1] <= _NARROW and Z.shape[-2] <= 2 * _NARROW else Z
+    try:
+        U, s, V = _eigen_pairs(lifted)
+    except torch.linalg.LinAlgError:
+        return svd_pairs(Z)
+    null = ~(s.amin(-1) > _NULL[real] * s.amax(-1)) if s.numel() else s.new_zeros(0).bool()
+    U, s, V = U.to(Z.dtype), s.to(real), V.to(Z.dtype)
+    if bool(null.any()):
+        exact = svd_pairs(Z[null])
+        for whole, part in zip((U, s, V), exact, strict=True):
+            whole[null] = part
+    return U, s, V
+
+
+def _eigen_pairs(Z: Tensor) -> _Pairs:
+    real = real_dtype(Z.dtype)
+    _, V = torch.linalg.eigh(Z.mH @ Z)
+    U = Z @ V
+    s = torch.linalg.vector_norm(U, dim=-2)
+    few = s < _SMALL[real] * s.amax(-1, keepdim=True)
+    # ascending order: the small ones come first, up to the last of any matrix of the batch
+    last = few.any(tuple(range(few.ndim - 1))).nonzero()
+    k = int(last[-1]) + 1 if last.numel() else 0
+    U = U / s.clamp_min(torch.finfo(real).tiny).unsqueeze(-2)
+    if k:
+        u, sigma, v = _small_block(Z, V[..., :k])
+        U[..., :k], s[..., :k], V[..., :k] = u, sigma, v
+    U, _ = _toward_polar(U, s, U.shape[-1])
+    goal = 4 * torch.finfo(real).eps * Z.shape[-2] ** 0.5
+    for _ in range(4 if k else 0):
+        U[..., :k], off = _toward_polar(U, s, k)
+        if not bool((off > goal**0.5 / 4).any()):  # what is left is the square
+            break
+    return U, s, V
+
+
+@kernel_op("gram_polar", "(Tensor Z) -> (Tensor, Tensor, Tensor, Tensor)", fake=pairs_fake)
+def _gram_polar(Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W, and for the backward pass U, s and V."""
+    Z, scale, bad = scaled(Z)
+    U, s, V = gram_pairs(Z)
+    W = U @ V.mH
+    if bool(bad.any()):
+        W = torch.where(bad, torch.nan, W)
+    kept = U if keeps_left(*Z.shape[-2:]) else U.new_empty(*U.shape[:-2], 0, U.shape[-1])
+    return W, kept, s * scale.squeeze(-1), V
+
+
+@kernel_op(
+    "gram_polar_backward",
+    "(Tensor grad, Tensor W, Tensor U, Tensor s, Tensor V, Tensor Z) -> Tensor[]",
+    fake=lambda grad, W, U, s, V, Z: [Z.new_empty(Z.shape)],
+)
+def _gram_polar_backward(
+    grad: Tensor, W: Tensor, U: Tensor, s: Tensor, V: Tensor, Z: Tensor
+) -> list[Tensor]:
+    return [polar_gradient(grad, W, U, s, V)]
+
+
+_gram_polar_factor = differentiable(
+    _gram_polar, _gram_polar_backward, name="gram_polar_factor", keep_result=True
+)
+
+
+@guarded
+def gram_polar_factor(Z: Tensor) -> Tensor:
+    """``Z (Z^H Z)^(-1/2)``, the polar factor of `Z`, from eigenvalues of the Gram matrix.
+
+    Source: Huang et al., Orthogonal Weight Normalization, AAAI 2018. The same map as `polar_factor`, without a singular value decomposition of Z, and several times
+    faster. Every Z gives orthonormal columns: where columns of Z are linearly dependent (Z = 0
+    included) the missing directions are those of a singular value decomposition, a deterministic
+    choice, and the gradient along them is zero.
+
+    Args:
+        Z: Matrices of any scale, shape ``(..., n, p)``, n >= p.
+
+    Returns:
+        W, shape ``(..., n, p)``, orthonormal columns; NaN where Z is not finite.
+
+    Raises:
+        ShapeError: If n < p.
+        DoubleBackwardError: In a second derivative.
+    """
+    return _gram_polar_factor(Z)
