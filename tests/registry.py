@@ -143,6 +143,10 @@ CHARTS = [
     ChartCase("matrix_exp", SQUARE, {"base": "identity"}),
     ChartCase("matrix_exp", [((), 7, 3), ((2,), 5, 1)], {"base": "identity"}, onto=False),
     ChartCase("matrix_exp", FEW, {"rebase_every": 2, "project_every": 2}),
+    ChartCase("own", SHAPES, component=False),
+    ChartCase("own", TALL, {"center": True}, onto=False, component=False),
+    ChartCase("polar", [*SHAPES, ((), 9, 2)], component=False),
+    ChartCase("polar", SHAPES, {"method": "exact"}, component=False),
 ]
 
 # ----------------------------------------------------------------------------- optimizers

@@ -15,6 +15,7 @@ from stiefel.geometry.exponentials import (
 from stiefel.geometry.factors import cholesky_qr_factor, polar_factor, qr_factor
 from stiefel.geometry.frame_exponential import frame_exponential
 from stiefel.geometry.guard import check_point_shape
+from stiefel.geometry.inverse_root import gram_polar_factor
 from stiefel.geometry.logarithms import canonical_logarithm, unitary_logarithm
 from stiefel.geometry.metrics import (
     canonical_gradient,
@@ -22,6 +23,7 @@ from stiefel.geometry.metrics import (
     euclidean_gradient,
     euclidean_inner,
 )
+from stiefel.geometry.newton_schulz import newton_schulz_factor
 from stiefel.geometry.polish import polish
 from stiefel.geometry.product import product
 from stiefel.geometry.realify import realify, realify_vector
@@ -56,7 +58,9 @@ __all__ = [
     "euclidean_gradient",
     "euclidean_inner",
     "frame_exponential",
+    "gram_polar_factor",
     "haar",
+    "newton_schulz_factor",
     "orthonormality_residual",
     "polar_factor",
     "polar_retraction",

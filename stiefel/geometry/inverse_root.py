@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # pyright: ignore[reportAttributeAccessIssue]
 
 from stiefel.geometry.guard import guarded
 from stiefel.geometry.kernel import differentiable, kernel_op
@@ -102,7 +103,7 @@ def gram_pairs(Z: Tensor) -> _Pairs:
     lifted = _double(Z) if Z.shape[-1] <= _NARROW and Z.shape[-2] <= 2 * _NARROW else Z
     try:
         U, s, V = _eigen_pairs(lifted)
-    except torch.linalg.LinAlgError:
+    except LinAlgError:
         return svd_pairs(Z)
     null = ~(s.amin(-1) > _NULL[real] * s.amax(-1)) if s.numel() else s.new_zeros(0).bool()
     U, s, V = U.to(Z.dtype), s.to(real), V.to(Z.dtype)
@@ -167,10 +168,11 @@ _gram_polar_factor = differentiable(
 def gram_polar_factor(Z: Tensor) -> Tensor:
     """``Z (Z^H Z)^(-1/2)``, the polar factor of `Z`, from eigenvalues of the Gram matrix.
 
-    Source: Huang et al., Orthogonal Weight Normalization, AAAI 2018. The same map as `polar_factor`, without a singular value decomposition of Z, and several times
-    faster. Every Z gives orthonormal columns: where columns of Z are linearly dependent (Z = 0
-    included) the missing directions are those of a singular value decomposition, a deterministic
-    choice, and the gradient along them is zero.
+    Source: Huang et al., Orthogonal Weight Normalization, AAAI 2018. The same map as
+    `polar_factor`, without a singular value decomposition of Z, and faster. Every Z gives
+    orthonormal columns: where columns of Z are linearly dependent (Z = 0 included) the missing
+    directions are those of a singular value decomposition, a deterministic choice, and the
+    gradient along them is zero.
 
     Args:
         Z: Matrices of any scale, shape ``(..., n, p)``, n >= p.

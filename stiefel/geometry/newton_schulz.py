@@ -116,7 +116,7 @@ _newton_schulz_factor = differentiable(
 def newton_schulz_factor(Z: Tensor) -> Tensor:
     """The polar factor of `Z` by the scaled Newton-Schulz iteration, products of matrices alone.
 
-    ``X <- rho X (3 I - rho^2 X^H X) / 2`` from ``X = Z / b``, b an upper bound of the spectral norm:
+    ``X <- rho X (3 I - rho^2 X^H X) / 2`` from ``X = Z / b``, b a bound of the spectral norm:
     the cubic whose singular values converge to 1 (Björck and Bowie, SIAM J. Numer. Anal. 8 (1971)),
     with the scaling of Chen and Chow (Argonne preprint ANL/MCS-P5059-0114 (2014)),
     ``rho^2 = 3 / (1 + l + l^2)`` for singular values in [l, 1], at most 1.6. It runs until

@@ -5,12 +5,16 @@ from stiefel.parametrizations.cayley import Cayley
 from stiefel.parametrizations.cwy import CWY
 from stiefel.parametrizations.householder import HouseholderProduct
 from stiefel.parametrizations.matrix_exp import MatrixExp
+from stiefel.parametrizations.own import OWN
+from stiefel.parametrizations.polar import Polar
+from stiefel.parametrizations.proxy import ProxyChart
 from stiefel.parametrizations.tcwy import TCWY
 from stiefel.parametrizations.urnn import URNN
 
 __all__ = [
     "CHARTS",
     "CWY",
+    "OWN",
     "TCWY",
     "URNN",
     "Cayley",
@@ -18,6 +22,8 @@ __all__ = [
     "MatrixExp",
     "Move",
     "Parametrization",
+    "Polar",
+    "ProxyChart",
 ]
 
 #: Charts by the name that ``via=`` takes.
@@ -26,6 +32,8 @@ CHARTS: dict[str, type[Parametrization]] = {
     "cwy": CWY,
     "householder": HouseholderProduct,
     "matrix_exp": MatrixExp,
+    "own": OWN,
+    "polar": Polar,
     "tcwy": TCWY,
     "urnn": URNN,
 }
