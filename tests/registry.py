@@ -213,4 +213,4 @@ MODELS: dict[str, tuple[Callable[[str], nn.Module], Callable[[], Tensor]]] = {
     for nonlinearity in NONLINEARITIES
 }
 #: Ways to train a square weight.
-SQUARE_VIAS = ["cwy", "rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr"]
+SQUARE_VIAS = ["cwy", "rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr", "cayley"]

@@ -8,6 +8,7 @@ at -A/2 (`stiefel.parametrizations.conventions` translates).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,9 +21,11 @@ from stiefel.numerics import full_precision
 
 __all__ = ["cayley_coordinates", "cayley_map", "skew_from_coordinates", "skew_to_coordinates"]
 
-#: Block elimination without pivoting is trusted while every row of A is at most this long: its
-#: error grows like the square of the length.
-_GENTLE = {torch.float32: 8.0, torch.complex64: 8.0, torch.float64: 64.0, torch.complex128: 64.0}
+#: Elimination by halves, without pivots, is trusted while every row of A is at most this long: its
+#: error grows like the square of the length, and faster for some.
+_GENTLE = {torch.float32: 4.0, torch.complex64: 4.0, torch.float64: 64.0, torch.complex128: 64.0}
+#: The same where the arithmetic is in float64 and the result in float32.
+_GENTLE_IN_DOUBLE = 1e3
 #: Larger entries of A act as this one: the matrix is the same to float32 rounding, and the LU
 #: factorisation in float64 stays so accurate that the polish converges.
 _SATURATION = 1e8
@@ -117,28 +120,34 @@ def _polish(C: Tensor) -> Tensor:
     return C
 
 
-def _cayley(A: Tensor) -> Tensor:
-    """C(A) = 2 (I + A)^-1 - I, unitary within rounding for every finite A.
+def _transform_(A: Tensor, invert: Callable[[Tensor], Tensor]) -> Tensor:
+    """2 (I + A)^-1 - I; overwrites A."""
+    A.diagonal(dim1=-2, dim2=-1).add_(1)
+    C = invert(A).mul_(2)
+    C.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return C
 
-    On the CPU, short rows: `_eliminate`. Else, and on a GPU always, LU with pivots in float64
-    and the polish: an error E in A leaves |C^H C - I| <= 4 |herm(E)|, which for float32 is too
-    much when A is large.
+
+def _cayley(A: Tensor) -> Tensor:
+    """C(A), unitary within rounding for every finite A; overwrites A.
+
+    An error E in A leaves |C^H C - I| <= 4 |E + E^H| / 2, and E grows with A. So on the CPU
+    short rows go through `_eliminate`, longer ones through `_eliminate` in float64. All others,
+    and on a GPU everything (the question would stop the stream), go through LU with pivots in
+    float64 and the polish.
     """
     dtype = A.dtype
     if A.numel() == 0:
-        return A.clone()
+        return A
+    longest = math.inf
     if A.device.type == "cpu":
-        longest = torch.linalg.vector_norm(A, dim=-1).amax()
-        if bool(longest <= _GENTLE[dtype]):
-            A.diagonal(dim1=-2, dim2=-1).add_(1)
-            C = _eliminate(A).mul_(2)
-            C.diagonal(dim1=-2, dim2=-1).sub_(1)
-            return C
-    A = _saturated(A.to(torch.complex128 if A.is_complex() else torch.float64))
-    A.diagonal(dim1=-2, dim2=-1).add_(1)
-    C = inverse(A).mul_(2)
-    C.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return _polish(C.to(dtype))
+        longest = float(torch.linalg.vector_norm(A, dim=-1).amax())
+    if longest <= _GENTLE[dtype]:
+        return _transform_(A, _eliminate)
+    A = A.to(torch.complex128 if A.is_complex() else torch.float64)
+    if A.dtype != dtype and longest <= _GENTLE_IN_DOUBLE:
+        return _transform_(A, _eliminate).to(dtype)
+    return _polish(_transform_(_saturated(A), inverse).to(dtype))
 
 
 # -------------------------------------------------------------------------------- the kernel
