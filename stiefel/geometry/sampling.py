@@ -12,7 +12,7 @@ from stiefel.geometry.determinant import determinant_sign
 from stiefel.geometry.factors import qr_factor
 from stiefel.numerics import compute_dtype
 
-__all__ = ["haar", "with_determinant"]
+__all__ = ["check_determinant", "haar", "with_determinant"]
 
 
 def haar(
@@ -64,6 +64,26 @@ def haar(
     return X.to(dtype)
 
 
+def check_determinant(shape: torch.Size, dtype: torch.dtype, determinant: int | Tensor) -> None:
+    """Checks that a determinant can be asked of matrices of that shape and dtype.
+
+    Raises:
+        ConfigurationError: If the matrices are not square or `determinant` is not +1 or -1.
+        DtypeError: If they are complex.
+    """
+    if shape[-2] != shape[-1]:
+        raise ConfigurationError(
+            f"determinant= needs square matrices, got shape {tuple(shape)}: leave it out, "
+            "St(n, p) with p < n is connected"
+        )
+    if dtype.is_complex:
+        raise DtypeError(
+            f"determinant= needs real matrices, got {dtype}: leave it out, U(n) is connected"
+        )
+    if not isinstance(determinant, Tensor) and determinant not in (-1, 1):
+        raise ConfigurationError(f"expected determinant +1 or -1, got {determinant!r}")
+
+
 def with_determinant(X: Tensor, determinant: int | Tensor) -> Tensor:
     """Moves real orthogonal matrices into one component of O(n) by negating the last row.
 
@@ -78,17 +98,7 @@ def with_determinant(X: Tensor, determinant: int | Tensor) -> Tensor:
         ConfigurationError: If the matrices are not square or `determinant` is not +1 or -1.
         DtypeError: If they are complex.
     """
-    if X.shape[-2] != X.shape[-1]:
-        raise ConfigurationError(
-            f"determinant= needs square matrices, got shape {tuple(X.shape)}: leave it out, "
-            "St(n, p) with p < n is connected"
-        )
-    if X.is_complex():
-        raise DtypeError(
-            f"determinant= needs real matrices, got {X.dtype}: leave it out, U(n) is connected"
-        )
-    if not isinstance(determinant, Tensor) and determinant not in (-1, 1):
-        raise ConfigurationError(f"expected determinant +1 or -1, got {determinant!r}")
+    check_determinant(X.shape, X.dtype, determinant)
     if X.shape[-1] == 0:
         return X
     wrong = determinant_sign(X) * determinant < 0

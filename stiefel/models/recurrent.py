@@ -42,10 +42,10 @@ class OrthogonalRNN(nn.Module):
         bidirectional: Whether a second recurrence per layer runs backwards.
         via: How the recurrent weights are trained, anything that ``stiefel.orthogonal(via=)``
             takes, or None for plain weights with the same start.
-        init: Start of the recurrent weights: ``"henaff"``, ``"cayley"``, ``"haar"``, or a callable
-            ``init(tensor, *, generator=, determinant=)``, exactly as it is or an error. None is
-            Henaff where the chart can hold it and else the chart's own start (``"cwy"`` with fewer
-            reflections than hidden units).
+        init: Start of the recurrent weights: a name of `stiefel.init.INITIALIZERS` (``"henaff"``,
+            ``"cayley"``, ...) or a callable ``init(tensor, *, generator=, determinant=)``, exactly
+            as it is or an error. None is Henaff where the chart can hold it and else the chart's
+            own start (``"cwy"`` with fewer reflections than hidden units).
         input_init: A callable that fills the input kernel; Kaiming-normal (fan in, relu) if None.
         determinant: +1 or -1 fixes the component of the recurrent weights.
         learnable_h0: Whether the first state is learned, one row of ``rnn.h0`` `(layers *

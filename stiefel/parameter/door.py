@@ -57,9 +57,9 @@ def orthogonal(
             (``"rgd-c-c"``, ``"rgd-e-c"``, ``"rgd-c-qr"``, ``"rgd-e-qr"``), or a chart made by
             hand.
         init: None keeps the current value as said above; ``"keep"`` raises where that is not
-            possible; ``"chart"`` takes the chart's own start; ``"haar"``, ``"henaff"``,
-            ``"cayley"`` or a callable (``stiefel.init.haar_``, ``torch.nn.init.orthogonal_``)
-            sets a new value.
+            possible; ``"chart"`` takes the chart's own start; a name of
+            `stiefel.init.INITIALIZERS` (``"haar"``, ``"henaff"``, ...) or a callable
+            (``stiefel.init.haar_``, ``torch.nn.init.orthogonal_``) sets a new value.
         determinant: +1 or -1 fixes the component of a real square weight; None takes that of the
             current value.
         view: How the tensor is a matrix: ``"matrix"``, ``"convolution"``,
