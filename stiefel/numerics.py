@@ -13,7 +13,7 @@ import torch
 
 from stiefel.errors import DtypeError
 
-__all__ = ["compute_dtype", "full_precision", "real_dtype", "tolerance"]
+__all__ = ["complex_dtype", "compute_dtype", "full_precision", "real_dtype", "tolerance"]
 
 #: Bound on max |X^H X - I| for n = 1; it grows like max(n, p)^(1/4).
 _BASE_TOLERANCE = {
@@ -28,6 +28,13 @@ _REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32}
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of the real part: ``complex128 -> float64``, real dtypes unchanged."""
     return _REAL.get(dtype, dtype)
+
+
+def complex_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the complex dtype of such parts: ``float64 -> complex128``, 16 bits ``complex64``."""
+    if dtype.is_complex:
+        return dtype
+    return torch.complex128 if dtype == torch.float64 else torch.complex64
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
