@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from stiefel import geometry
+from stiefel.geometry.rotations import rotation_count
 from stiefel.manifolds import Stiefel
 from stiefel.models import OrthogonalRNN, SequenceModel
 from stiefel.models.activations import NONLINEARITIES
-from stiefel.operators import CompactWY, Dense, FourierReflections, Operator
+from stiefel.operators import CompactWY, Dense, FourierReflections, Operator, Rotations
 from stiefel.optim import RGD
 from stiefel.parametrizations import CHARTS as CHARTS_BY_NAME
 from stiefel.parametrizations import Parametrization
@@ -87,6 +88,10 @@ TALL = [shape for shape in SHAPES if shape[1] > shape[2]]
 FIXED = [((), 6, 6), ((), 3, 3), ((2,), 4, 4)]
 #: Shapes where two reflections are few (the operator is not dense), four are neither few nor all.
 FEW = [((), 7, 7), ((2,), 5, 5), ((), 7, 3)]
+#: Square shapes for layers of rotations: full, few, and butterflies.
+LAYERED = [((), 6, 6), ((), 7, 7), ((), 2, 2), ((), 1, 1), ((2,), 4, 4), ((2, 3), 3, 3)]
+LAYERED_FEW = [((), 7, 7), ((2,), 4, 4)]
+BUTTERFLIES = [((), 8, 8), ((2,), 4, 4), ((), 1, 1)]
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,9 @@ CHARTS = [
     ChartCase("own", TALL, {"center": True}, onto=False, component=False),
     ChartCase("polar", [*SHAPES, ((), 9, 2)], component=False),
     ChartCase("polar", SHAPES, {"method": "exact"}, component=False),
+    ChartCase("givens", LAYERED),
+    ChartCase("givens", LAYERED_FEW, {"layers": 2}, onto=False, inverts=False),
+    ChartCase("givens", BUTTERFLIES, {"style": "fft"}, onto=False, inverts=False),
 ]
 
 # ----------------------------------------------------------------------------- optimizers
@@ -177,7 +185,22 @@ OPTIMIZERS = [
     ),
 ]
 
+
 # ------------------------------------------------------------------------------ operators
+def random_angles(
+    batch: tuple[int, ...],
+    n: int,
+    layers: int,
+    style: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[Tensor]:
+    """Angles of layers of rotations, and phases for a complex dtype."""
+    count = rotation_count(n, layers, style)
+    sizes = [count, count, n] if dtype.is_complex else [count]
+    return [torch.randn(*batch, k, dtype=dtype.to_real(), device=device) for k in sizes]
+
+
 #: ``make(dtype, device)`` gives an operator of some (batch, n, p).
 OPERATORS: dict[str, Callable[[torch.dtype, torch.device], Operator]] = {
     "dense": lambda dtype, device: Dense(torch.randn(2, 5, 3, dtype=dtype, device=device)),
@@ -197,6 +220,18 @@ OPERATORS: dict[str, Callable[[torch.dtype, torch.device], Operator]] = {
         torch.nn.functional.normalize(torch.randn(5, 2, dtype=dtype, device=device), dim=0),
         torch.randperm(5).to(device),
     ),
+    **{
+        f"rotations-{style}-{layers}": (
+            lambda dtype, device, n=n, layers=layers, style=style, batch=batch: Rotations(
+                n,
+                *random_angles(batch, n, layers, style, dtype, device),
+                layers=layers,
+                style=style,
+                flip=torch.tensor([1, -1], dtype=torch.int8, device=device) if batch else None,
+            )
+        )
+        for batch, n, layers, style in [((2,), 5, 3, "tunable"), ((), 8, 2, "fft")]
+    },
 }
 #: Dtypes of the operators that do not take all of them.
 OPERATOR_DTYPES = {"fourier-reflections": [torch.complex128]}

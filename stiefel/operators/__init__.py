@@ -4,5 +4,14 @@ from stiefel.operators.base import LinearOperator, Operator, Transposed
 from stiefel.operators.compact_wy import CompactWY
 from stiefel.operators.dense import Dense
 from stiefel.operators.fourier_reflections import FourierReflections
+from stiefel.operators.givens import Rotations
 
-__all__ = ["CompactWY", "Dense", "FourierReflections", "LinearOperator", "Operator", "Transposed"]
+__all__ = [
+    "CompactWY",
+    "Dense",
+    "FourierReflections",
+    "LinearOperator",
+    "Operator",
+    "Rotations",
+    "Transposed",
+]

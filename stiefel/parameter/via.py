@@ -27,6 +27,7 @@ SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "rgd-e-qr": ("riemannian", {"inner": "euclidean", "retraction": "qr"}),
     "hr": ("householder", {}),
     "scornn": ("cayley", {"negative": lambda n: n // 2}),
+    "eurnn": ("givens", {}),
 }
 
 #: Arguments of a chart that the door gives by itself.

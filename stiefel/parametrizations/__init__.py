@@ -3,6 +3,7 @@
 from stiefel.parametrizations.base import Move, Parametrization
 from stiefel.parametrizations.cayley import Cayley
 from stiefel.parametrizations.cwy import CWY
+from stiefel.parametrizations.givens import Givens
 from stiefel.parametrizations.householder import HouseholderProduct
 from stiefel.parametrizations.matrix_exp import MatrixExp
 from stiefel.parametrizations.own import OWN
@@ -18,6 +19,7 @@ __all__ = [
     "TCWY",
     "URNN",
     "Cayley",
+    "Givens",
     "HouseholderProduct",
     "MatrixExp",
     "Move",
@@ -30,6 +32,7 @@ __all__ = [
 CHARTS: dict[str, type[Parametrization]] = {
     "cayley": Cayley,
     "cwy": CWY,
+    "givens": Givens,
     "householder": HouseholderProduct,
     "matrix_exp": MatrixExp,
     "own": OWN,
