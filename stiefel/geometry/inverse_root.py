@@ -9,6 +9,7 @@ from torch.linalg import LinAlgError  # pyright: ignore[reportAttributeAccessIss
 from stiefel.geometry.guard import guarded
 from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.polar_gradient import keeps_left, pairs_fake, polar_gradient
+from stiefel.geometry.polish import polish
 from stiefel.numerics import real_dtype
 
 __all__ = ["gram_polar_factor"]
@@ -18,6 +19,10 @@ __all__ = ["gram_polar_factor"]
 _SMALL = {torch.float32: 0.04, torch.float64: 0.1}
 #: And below this one the Gram matrix, even in float64, says nothing: the matrix goes to the SVD.
 _NULL = {torch.float32: 1e-6, torch.float64: 1e-12}
+#: The same for float32 matrices whose Gram matrix is in float64.
+_SMALL_LIFTED = 1e-4
+#: Singular values from this multiple of the largest on: the Gram matrix is all that is needed.
+_LARGE = 0.2
 #: Float32 matrices of at most so many columns, and twice the rows, are computed in float64, which
 #: costs next to nothing.
 _NARROW = 64
@@ -100,9 +105,10 @@ def gram_pairs(Z: Tensor) -> _Pairs:
         U ``(..., n, p)``, s ``(..., p)`` and V ``(..., p, p)``.
     """
     real = real_dtype(Z.dtype)
-    lifted = _double(Z) if Z.shape[-1] <= _NARROW and Z.shape[-2] <= 2 * _NARROW else Z
+    narrow = Z.shape[-1] <= _NARROW and Z.shape[-2] <= 2 * _NARROW
+    lifted = _double(Z) if narrow else Z
     try:
-        U, s, V = _eigen_pairs(lifted)
+        U, s, V = _eigen_pairs(lifted, _SMALL[real] if lifted is Z else _SMALL_LIFTED)
     except LinAlgError:
         return svd_pairs(Z)
     null = ~(s.amin(-1) > _NULL[real] * s.amax(-1)) if s.numel() else s.new_zeros(0).bool()
@@ -114,14 +120,14 @@ def gram_pairs(Z: Tensor) -> _Pairs:
     return U, s, V
 
 
-def _eigen_pairs(Z: Tensor) -> _Pairs:
+def _eigen_pairs(Z: Tensor, small: float) -> _Pairs:
     real = real_dtype(Z.dtype)
     _, V = torch.linalg.eigh(Z.mH @ Z)
     U = Z @ V
     s = torch.linalg.vector_norm(U, dim=-2)
-    few = s < _SMALL[real] * s.amax(-1, keepdim=True)
+    few = s < small * s.amax(-1, keepdim=True)
     # ascending order: the small ones come first, up to the last of any matrix of the batch
-    last = few.any(tuple(range(few.ndim - 1))).nonzero()
+    last = few.flatten(0, -2).any(0).nonzero() if few.ndim > 1 else few.nonzero()
     k = int(last[-1]) + 1 if last.numel() else 0
     U = U / s.clamp_min(torch.finfo(real).tiny).unsqueeze(-2)
     if k:
@@ -136,15 +142,33 @@ def _eigen_pairs(Z: Tensor) -> _Pairs:
     return U, s, V
 
 
+def _tall_polar(Z: Tensor) -> _Pairs | None:
+    """W, s and V by four n x p products, if every singular value is large; else None."""
+    try:
+        squares, V = torch.linalg.eigh(Z.mH @ Z)
+    except LinAlgError:
+        return None
+    s = squares.clamp_min(0).sqrt()
+    if not bool((s.amin(-1) > _LARGE * s.amax(-1)).all()):
+        return None
+    return polish(Z @ ((V / s.unsqueeze(-2)) @ V.mH)), s, V
+
+
 @kernel_op("gram_polar", "(Tensor Z) -> (Tensor, Tensor, Tensor, Tensor)", fake=pairs_fake)
 def _gram_polar(Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W, and for the backward pass U, s and V."""
     Z, scale, bad = scaled(Z)
-    U, s, V = gram_pairs(Z)
-    W = U @ V.mH
+    left = keeps_left(*Z.shape[-2:])
+    tall = None if left else _tall_polar(Z)
+    if tall is None:
+        U, s, V = gram_pairs(Z)
+        W = U @ V.mH
+    else:
+        W, s, V = tall
+        U = W
     if bool(bad.any()):
         W = torch.where(bad, torch.nan, W)
-    kept = U if keeps_left(*Z.shape[-2:]) else U.new_empty(*U.shape[:-2], 0, U.shape[-1])
+    kept = U if left else U.new_empty(*U.shape[:-2], 0, U.shape[-1])
     return W, kept, s * scale.squeeze(-1), V
 
 
