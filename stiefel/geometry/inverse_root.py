@@ -9,7 +9,6 @@ from torch.linalg import LinAlgError  # pyright: ignore[reportAttributeAccessIss
 from stiefel.geometry.guard import guarded
 from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.polar_gradient import keeps_left, pairs_fake, polar_gradient
-from stiefel.geometry.polish import polish
 from stiefel.numerics import real_dtype
 
 __all__ = ["gram_polar_factor"]
@@ -46,7 +45,10 @@ def scaled(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         Z ``(..., n, p)``, its divisor and the flag, both ``(..., 1, 1)``.
     """
-    largest = torch.linalg.vector_norm(Z, torch.inf, dim=(-2, -1), keepdim=True)
+    least, most = (
+        (torch.view_as_real(Z) if Z.is_complex() else Z).flatten(Z.ndim - 2).aminmax(dim=-1)
+    )
+    largest = torch.maximum(most, -least)[..., None, None]  # entry, or part of a complex one
     bad = ~largest.isfinite()
     plain = (largest > 1e-4) & (largest < 1e4)
     scale = torch.where(bad | (largest == 0) | plain, 1, largest)
@@ -151,7 +153,9 @@ def _tall_polar(Z: Tensor) -> _Pairs | None:
     s = squares.clamp_min(0).sqrt()
     if not bool((s.amin(-1) > _LARGE * s.amax(-1)).all()):
         return None
-    return polish(Z @ ((V / s.unsqueeze(-2)) @ V.mH)), s, V
+    W = Z @ ((V / s.unsqueeze(-2)) @ V.mH)
+    C = W.mH @ W  # I to a few roundings
+    return W @ (1.5 * torch.eye(C.shape[-1], dtype=C.dtype, device=C.device) - C / 2), s, V
 
 
 @kernel_op("gram_polar", "(Tensor Z) -> (Tensor, Tensor, Tensor, Tensor)", fake=pairs_fake)
