@@ -24,6 +24,7 @@ from stiefel.geometry import (
     skew_exponential,
 )
 from stiefel.geometry.exponential_polynomial import ECONOMISED_DOUBLE, ECONOMISED_SINGLE, TAYLOR
+from stiefel.geometry.exponential_products import skew_matrix
 from stiefel.geometry.spectral import gram_norm, skew_norm
 from stiefel.numerics import tolerance
 from stiefel.parametrizations import MatrixExp
@@ -152,7 +153,8 @@ def test_norm_estimate(n, dtype):
     for name, A in spectra.items():
         A = A if name == "semicircle" else A - A.mH
         ratio = float(skew_norm(A)) / 2
-        most = 1.09 if n > 64 else (n if dtype.is_complex else n / 2) ** 0.125
+        power = 4 if n <= 16 else 8
+        most = 1.09 if n > 64 else (n if dtype.is_complex else n / 2) ** (1 / power)
         assert 0.95 <= ratio <= most + 1e-6
     assert skew_norm(torch.zeros(n, n)) == 0
     N = torch.randn(n, 5, dtype=dtype)
@@ -276,7 +278,7 @@ def test_sgd_rebased_every_step_is_riemannian_gradient_descent(shape, dtype):
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (8, 3)])
-def test_a_thousand_rebases_leave_no_drift(shape):
+def test_a_thousand_rebases_leave_no_drift(shape, one_thread):
     chart = MatrixExp(*shape, project_every=100)
     for _ in range(1000):
         V = torch.randn(*shape, dtype=torch.float64)
@@ -370,7 +372,7 @@ def test_start_around_the_identity_is_within_reach(shape, dtype):
     for seed in range(5):
         X = chart.start(dtype, generator=torch.Generator().manual_seed(seed))
         V = chart.right_inverse(X)
-        A = chart._skew(V) if shape[0] == shape[1] else V
+        A = skew_matrix(V) if shape[0] == shape[1] else V
         assert 0.05 < float(torch.linalg.matrix_norm(A, 2)) <= math.pi
         assert (chart(V) - X).abs().max() <= 1e-12
 

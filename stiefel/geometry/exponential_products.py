@@ -7,6 +7,7 @@ Newton-Schulz step, which takes the result to orthonormality whatever was lost o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -16,10 +17,12 @@ from stiefel.geometry.exponential_polynomial import (
     ECONOMISED_DOUBLE,
     ECONOMISED_SINGLE,
     Polynomial,
+    add_product,
     add_product_,
+    adjoint,
 )
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.spectral import skew_norm
+from stiefel.geometry.spectral import norm_and_square
 from stiefel.numerics import real_dtype
 
 __all__ = ["skew_exponential"]
@@ -57,7 +60,7 @@ def flat(A: Tensor) -> Tensor:
 
 def refine(X: Tensor) -> Tensor:
     """X (3 I - X^H X) / 2: two products; the identity on tangent vectors where X is orthonormal."""
-    return add_product_(X.clone(), X, X.mH @ X, beta=1.5, alpha=-0.5)
+    return add_product(X, X, X.mH @ X, beta=1.5, alpha=-0.5)
 
 
 def _parts(s: Tensor) -> Iterator[Tensor | None]:
@@ -94,92 +97,121 @@ def unsquare(
     parts = list(_parts(s))
     chain = squarings(E, s.clamp_max(max(len(parts) - 1, 0)), square)
     for k in reversed(range(len(parts))):
-        part, adjoint = parts[k], chain[k].mH.resolve_conj()
+        part, F = parts[k], chain[k]
         if part is None:
-            G = add_product_(adjoint @ G, G, adjoint)
+            G = add_product_(F.mH @ G, G, F.mH)
         else:
-            F, H = adjoint.index_select(0, part), G.index_select(0, part)
-            G = G.index_copy(0, part, add_product_(F @ H, H, F))
+            F, H = F.index_select(0, part), G.index_select(0, part)
+            G = G.index_copy(0, part, add_product_(F.mH @ H, H, F.mH))
     return G
 
 
-def _forward_fake(A: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[Tensor, ...]:
-    new = [A.new_empty(A.shape) for _ in range(5)]
-    return *new, A.new_empty(A.shape[:-2], dtype=torch.int64)
+def skew_matrix(V: Tensor) -> Tensor:
+    """A = triu(V, 1) - triu(V, 1)^H, for complex V plus i sqrt(2) Im diag(V)."""
+    upper = V.triu(1)
+    A = upper.sub_(adjoint(upper))
+    if V.is_complex():
+        diagonal = A.diagonal(dim1=-2, dim2=-1)
+        diagonal.imag.copy_(V.diagonal(dim1=-2, dim2=-1).imag * math.sqrt(2))
+    return A
+
+
+def _forward_fake(
+    V: Tensor, base: Tensor | None, max_angle: float | None, coordinates: bool
+) -> tuple[Tensor, ...]:
+    new = [V.new_empty(V.shape) for _ in range(5)]
+    return *new, V.new_empty(V.shape[:-2], dtype=torch.int64)
 
 
 @kernel_op(
     "skew_exponential",
-    "(Tensor A, Tensor? base, float? max_angle)"
+    "(Tensor V, Tensor? base, float? max_angle, bool coordinates)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
 )
-def _forward(A: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[Tensor, ...]:
-    """X = base exp(A); keeps A2, A3, A6 and E_0 of the scaled A, and s."""
-    if A.numel() == 0:
-        return _forward_fake(A, base, max_angle)
-    shape, polynomial = A.shape, polynomial_for(A.dtype)
-    A = flat(A)
-    norm = A.new_full(A.shape[:-2], max_angle or 0.0, dtype=real_dtype(A.dtype))
-    s = halvings(skew_norm(A) if max_angle is None else norm, polynomial.reach)
-    E0, A2, A3, A6 = polynomial.evaluate(scale(A, s))
+def _forward(
+    V: Tensor, base: Tensor | None, max_angle: float | None, coordinates: bool
+) -> tuple[Tensor, ...]:
+    """X = base exp(A); keeps the scaled A, its A2, A3 and A6, and s."""
+    if V.numel() == 0:
+        return _forward_fake(V, base, max_angle, coordinates)
+    polynomial = polynomial_for(V.dtype)
+    A = skew_matrix(flat(V)) if coordinates else flat(V).clone()
+    A2 = None
+    if max_angle is None:
+        norm, A2 = norm_and_square(A)
+    else:
+        norm = A.new_full(A.shape[:-2], max_angle, dtype=real_dtype(A.dtype))
+    s = halvings(norm, polynomial.reach)
+    if bool((s > 0).any()):
+        A, A2 = scale(A, s), None if A2 is None else scale(A2, 2 * s)
+    E0, A2, A3, A6 = polynomial.evaluate(A, A2)
     E = squarings(E0, s)[-1]
     X = refine(E if base is None else flat(base) @ E)
-    return *(T.reshape(shape) for T in (X, A2, A3, A6, E0)), s.reshape(shape[:-2])
+    return *(T.reshape(V.shape) for T in (X, A, A2, A3, A6)), s.reshape(V.shape[:-2])
 
 
-def _backward_fake(G, A2, A3, A6, E0, s, A, base, max_angle) -> list[Tensor]:
-    return [A.new_empty(A.shape)]
+def _backward_fake(G, A, A2, A3, A6, s, V, base, max_angle, coordinates) -> list[Tensor]:
+    return [V.new_empty(V.shape)]
 
 
 @kernel_op(
     "skew_exponential_backward",
-    "(Tensor G, Tensor A2, Tensor A3, Tensor A6, Tensor E0, Tensor s, Tensor A, Tensor? base,"
-    " float? max_angle) -> Tensor[]",
+    "(Tensor G, Tensor A, Tensor A2, Tensor A3, Tensor A6, Tensor s, Tensor V, Tensor? base,"
+    " float? max_angle, bool coordinates) -> Tensor[]",
     fake=_backward_fake,
 )
 def _backward(
     G: Tensor,
+    A: Tensor,
     A2: Tensor,
     A3: Tensor,
     A6: Tensor,
-    E0: Tensor,
     s: Tensor,
-    A: Tensor,
+    V: Tensor,
     base: Tensor | None,
     max_angle: float | None,
+    coordinates: bool,
 ) -> list[Tensor]:
-    """G_k = E_k^H G_{k+1} + G_{k+1} E_k^H, then back through the polynomial.
+    """Back through the base, the squarings, and the polynomial.
 
     Only the skew part of the result counts, so only the skew part H3 of the cotangent of A3 and
     the Hermitian part H2 of that of A2 do; with P = A H3 their share is
     skew(A (2 P + P^H - 2 H2)): two products in place of four.
     """
-    if A.numel() == 0:
-        return [torch.zeros_like(A)]
-    shape, polynomial = A.shape, polynomial_for(A.dtype)
-    A, G = flat(A), flat(G)
+    if V.numel() == 0:
+        return [torch.zeros_like(V)]
+    polynomial, scaled = polynomial_for(V.dtype), bool((s > 0).any())
+    A, A2, A3, A6, G = (flat(T) for T in (A, A2, A3, A6, G))
     s = s.reshape(A.shape[:-2])
-    A2, A3, A6, E0 = (flat(T) for T in (A2, A3, A6, E0))
     if base is not None:
         G = flat(base).mH @ G
-    G = unsquare(G, E0, s)
-    A = scale(A, s)
+    if scaled:
+        G = unsquare(G, polynomial.last(A, A2, A3, A6), s)
     G1, G2, G3 = polynomial.cotangents(G, A, A2, A3, A6)
-    H3 = (G3 - G3.mH.resolve_conj()).div_(2)
-    H2x2 = G2 + G2.mH.resolve_conj()
+    H3 = G3.sub_(adjoint(G3)).div_(2)
     P = A @ H3
-    inner = P.mH.resolve_conj().add(P, alpha=2).sub_(H2x2)
-    dA = add_product_(G1, A, inner)
-    dA = (dA - dA.mH.resolve_conj()).div_(2)
-    return [scale(dA, s).reshape(shape)]
+    inner = adjoint(P).add_(P, alpha=2).sub_(G2).sub_(adjoint(G2))
+    M = add_product_(G1, A, inner)
+    D = M.sub_(adjoint(M))
+    D = scale(D, s) if scaled else D
+    if not coordinates:
+        return [D.div_(2).reshape(V.shape)]
+    dV = D.triu(1)
+    if V.is_complex():
+        dV.diagonal(dim1=-2, dim2=-1).copy_(D.diagonal(dim1=-2, dim2=-1) / math.sqrt(2))
+    return [dV.reshape(V.shape)]
 
 
 _skew_exponential = differentiable(_forward, _backward, name="skew_exponential")
 
 
 def skew_exponential(
-    A: Tensor, base: Tensor | None = None, *, max_angle: float | None = None
+    A: Tensor,
+    base: Tensor | None = None,
+    *,
+    max_angle: float | None = None,
+    coordinates: bool = False,
 ) -> Tensor:
     """``base exp(A)`` for skew(-Hermitian) A, by products.
 
@@ -192,6 +224,9 @@ def skew_exponential(
         base: Matrices with orthonormal columns, same shape; the identity by default.
         max_angle: A bound on the spectral norms of A, if one is known: nothing is estimated then
             and the same products are taken whatever A is. A norm above it costs accuracy.
+        coordinates: Whether the argument V holds free coordinates of A, orthonormal under the
+            inner product ``tr(A^H A) / 2``: A = triu(V, 1) - triu(V, 1)^H, for complex V plus
+            i sqrt(2) Im diag(V); its other entries do not matter.
 
     Returns:
         Shape ``(..., n, n)``.
@@ -207,4 +242,4 @@ def skew_exponential(
         tensor([[ 0., -1.],
                 [ 1.,  0.]], dtype=torch.float64)
     """
-    return _skew_exponential(A, base, max_angle)
+    return _skew_exponential(A, base, max_angle, coordinates)

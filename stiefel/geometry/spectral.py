@@ -7,43 +7,70 @@ from torch import Tensor
 
 from stiefel.numerics import real_dtype
 
-__all__ = ["gram_norm", "skew_norm"]
+__all__ = ["gram_norm", "norm_and_square", "skew_norm"]
 
-#: Up to this size the moment bound costs less than the power iteration.
-_SMALL = 64
+#: Up to these sizes |A^2| and |A^4| bound the norm well, and cost less than the power iteration.
+_TINY, _SMALL = 16, 64
 #: Vectors and applications of the power iteration, and what is added to its result.
 _VECTORS, _APPLICATIONS, _MARGIN = 4, 14, 1.08
+#: Largest entries between this and its inverse have eighth powers in the range of float32.
+_FEEBLE = 1e-3
 
 
-def skew_norm(A: Tensor) -> Tensor:
+def norm_and_square(A: Tensor) -> tuple[Tensor, Tensor | None]:
     """About the spectral norms of normal matrices: not below 0.9 of them, or not by much above.
 
-    Up to 64 rows ``(|A^4|_F^2 / m)^(1/8)``, an upper bound (m is the multiplicity of the largest
-    singular value: 2 for real skew matrices); above, a power iteration on a fixed block of vectors
-    with a margin. A is divided by its largest entry first: nothing overflows.
+    Up to 64 rows ``(|A^k|_F^2 / m)^(1 / 2k)``, an upper bound (m is the multiplicity of the largest
+    singular value: 2 for real skew matrices), with k = 2 up to 16 rows and k = 4 above; beyond, a
+    power iteration on a fixed block of vectors with a margin. Entries whose powers would overflow
+    or vanish are scaled first.
 
     Args:
         A: Skew-Hermitian matrices, shape ``(m, n, n)`` or ``(n, n)``.
 
     Returns:
-        Shape ``(m,)`` or ``()``, in the real dtype of A.
+        The norms, shape ``(m,)`` or ``()``, in the real dtype of A, and A^2 if it was computed.
     """
+    largest = torch.linalg.vector_norm(A, float("inf"), dim=(-2, -1))
     n = A.shape[-1]
-    largest = A.abs().amax((-2, -1))
-    unit = A / torch.where(largest > 0, largest, 1)[..., None, None]
-    if n <= _SMALL:
-        A2 = unit @ unit
-        moment = torch.linalg.vector_norm(A2 @ A2, dim=(-2, -1)).square()
-        multiplicity = 1 if A.is_complex() or n == 1 else 2
-        return (moment / multiplicity) ** 0.125 * largest
+    if n > _SMALL:
+        return _MARGIN * _power_iteration(_unit(A, largest)) * largest, None
+    if bool(((largest > _FEEBLE) & (largest < 1 / _FEEBLE)).all()):
+        square = A @ A
+        return _moment(square), square
+    unit = _unit(A, largest)
+    return _moment(unit @ unit) * largest, None
+
+
+def _unit(A: Tensor, largest: Tensor) -> Tensor:
+    return A / torch.where(largest > 0, largest, 1)[..., None, None]
+
+
+def _moment(square: Tensor) -> Tensor:
+    """The bound for A from its square."""
+    n = square.shape[-1]
+    power, k = (square, 2) if n <= _TINY else (square @ square, 4)
+    multiplicity = 1 if square.is_complex() or n == 1 else 2
+    moment = torch.linalg.vector_norm(power, dim=(-2, -1)).square() / multiplicity
+    return moment ** (0.5 / k)
+
+
+def _power_iteration(A: Tensor) -> Tensor:
+    """The growth of fixed vectors in the last of several applications."""
+    n = A.shape[-1]
     k = torch.arange(1, _VECTORS * n + 1, dtype=torch.float64, device=A.device)
     x = torch.sin(k * k).view(_VECTORS, n).to(A.dtype).expand(*A.shape[:-2], _VECTORS, n)
     tiny = torch.finfo(real_dtype(A.dtype)).tiny
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     for _ in range(_APPLICATIONS):
-        x = (x / length.clamp_min(tiny)) @ unit
+        x = (x / length.clamp_min(tiny)) @ A
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return _MARGIN * length.amax((-2, -1)) * largest
+    return length.amax((-2, -1))
+
+
+def skew_norm(A: Tensor) -> Tensor:
+    """The first result of `norm_and_square`."""
+    return norm_and_square(A)[0]
 
 
 def gram_norm(S: Tensor) -> Tensor:

@@ -116,26 +116,17 @@ class MatrixExp(OneComponent):
             return torch.eye(self.n, self.p, dtype=dtype, device=device).expand(self.shape)
         return self.base.to(dtype)
 
-    def _skew(self, V: Tensor) -> Tensor:
-        """A from V: orthonormal coordinates of the skew matrices under tr(A^H A) / 2."""
-        upper = V.triu(1)
-        A = upper - upper.mH.resolve_conj()
-        if V.is_complex():
-            diagonal = V.diagonal(dim1=-2, dim2=-1).imag * math.sqrt(2)
-            A = A + torch.diag_embed(torch.complex(torch.zeros_like(diagonal), diagonal))
-        return A
-
     def _weight(self, V: Tensor) -> Tensor:
         """The weight in float32 or better."""
         V = V.to(compute_dtype(V.dtype))
         if self.p < self.n:
             B = self._base_for(V.dtype, V.device)
             return frame_exponential(V, B.expand(V.shape), max_angle=self.max_angle)
-        A = self._skew(V)
         if not self.has_base:
-            return self.flip_rows(skew_exponential(A, max_angle=self.max_angle))
-        B = self._base_for(V.dtype, V.device)
-        return skew_exponential(A, B.expand(V.shape), max_angle=self.max_angle)
+            Q = skew_exponential(V, max_angle=self.max_angle, coordinates=True)
+            return self.flip_rows(Q)
+        B = self._base_for(V.dtype, V.device).expand(V.shape)
+        return skew_exponential(V, B, max_angle=self.max_angle, coordinates=True)
 
     def forward(self, *originals: Tensor) -> Tensor:
         """The weight from V, shape ``(*batch, n, p)``."""
