@@ -45,10 +45,9 @@ def _factors(U: Tensor, phases: Tensor | None) -> Tensor:
         U: Columns, one a row, shape ``(L, n)`` or ``(L, n, b)``.
         phases: Shape ``(L,)`` or ``(L, b)``.
     """
-    if U.is_complex():
-        squares = torch.view_as_real(U).double().square().sum((1, -1))
-    else:
-        squares = U.double().square().sum(1)
+    entries = torch.view_as_real(U) if U.is_complex() else U.unsqueeze(-1)
+    entries = entries.to(torch.float64, copy=True)
+    squares = entries.mul_(entries).sum((1, -1))
     squares = squares.masked_fill(squares < 0.5, 1).to(real_dtype(U.dtype))  # u = 0: any will do
     tau = phase_factors(phases, U.dtype)
     return 2 / squares if tau is None else tau / squares
@@ -145,16 +144,32 @@ def _in_parts(function: Callable[..., Tensor], size: int, *tensors: Tensor) -> T
 # --------------------------------------------------------------------- batches lead again
 
 
-def _batch_last(tensor: Tensor, batch: int) -> Tensor:
-    """The first `batch` dimensions as a last one, none where there are none; contiguous."""
-    if batch == 0:
+def _batch_last(tensor: Tensor, batch: torch.Size) -> Tensor:
+    """The batch as one last dimension, none where there is none; contiguous."""
+    if not batch:
         return tensor.contiguous()
-    return tensor.flatten(0, batch - 1).movedim(0, -1).contiguous()
+    rest = tensor.shape[len(batch) :]  # torch is quick at transposing matrices only
+    return tensor.reshape(batch.numel(), rest.numel()).mT.contiguous().unflatten(0, rest)
 
 
 def _batch_first(tensor: Tensor, batch: torch.Size) -> Tensor:
     """Undoes `_batch_last`."""
-    return tensor.movedim(-1, 0).unflatten(0, batch) if batch else tensor
+    if not batch:
+        return tensor.contiguous()
+    rest = tensor.shape[:-1]
+    flat = tensor.reshape(rest.numel(), batch.numel()).mT.contiguous()
+    return flat.view(*batch, *rest)
+
+
+def _unit_rows(V: Tensor, batch: torch.Size) -> tuple[Tensor, Tensor]:
+    """Unit columns, one a row, ``(L, n)`` or ``(L, n, b)``, and 1 / |v|, ``(L, 1)`` or so."""
+    U = _batch_last(V, batch).transpose(0, 1)
+    if not batch:
+        U = U.contiguous()
+        inverse = inverse_norms(U.mT).mT
+    else:
+        inverse = inverse_norms(U)
+    return U * inverse, inverse
 
 
 def _fake(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int) -> list[Tensor]:
@@ -169,13 +184,13 @@ def _fake(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int) -
 def _forward(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int) -> list[Tensor]:
     """Q = F X_1."""
     batch = V.shape[:-2]
-    U = _batch_last((V * inverse_norms(V)).mT, len(batch))
-    tau = _factors(U, None if phases is None else _batch_last(phases, len(batch)))
+    U, _ = _unit_rows(V, batch)
+    tau = _factors(U, None if phases is None else _batch_last(phases, batch))
     if batch:
         X = _in_parts(lambda u, t: _reflect_all(u, t, columns), columns * U.shape[1], U, tau)
     else:
         X = _reflect_all(U, tau, columns)
-    return [scale_last_row_(_batch_first(X, batch).contiguous(), flip)]
+    return [scale_last_row_(_batch_first(X, batch), flip)]
 
 
 def _backward_fake(G, Q, V, phases, flip, columns) -> list[Tensor]:
@@ -198,20 +213,20 @@ def _backward(
 ) -> list[Tensor]:
     """dv and dphi from w: the formulae of this file, with X_1 = F Q and G_1 = F G."""
     batch, n = V.shape[:-2], V.shape[-2]
-    inverse = inverse_norms(V)
-    U = _batch_last((V * inverse).mT, len(batch))
-    angles = None if phases is None else _batch_last(phases, len(batch))
-    tau = _factors(U, angles)
-    M = scale_last_row_(torch.cat([Q, G], dim=-1), flip)
-    undo = _undo_tall
+    U, inverse = _unit_rows(V, batch)
+    tau = _factors(U, None if phases is None else _batch_last(phases, batch))
     if n <= 2 * columns:
-        XG = M[..., :columns] @ M[..., columns:].mH
-        M, undo = XG - XG.mH.resolve_conj(), _undo_square
-    M = _batch_last(M, len(batch))
+        XG = Q @ G.mH
+        M = scale_last_row_(XG - XG.mH.resolve_conj(), flip)
+        scale_last_row_(M.mT, flip)  # F K F
+        undo = _undo_square
+    else:  # flips are for square matrices only
+        M, undo = torch.cat([Q, G], dim=-1), _undo_tall
+    M = _batch_last(M, batch)
     W = _in_parts(undo, M.shape[0] * M.shape[1], M, U, tau) if batch else undo(M, U, tau)
     inner = (U.conj_physical() * W).sum(1)
-    dU = (W - U * inner.unsqueeze(1)) * -tau.unsqueeze(1)
-    dV = _batch_first(dU, batch).mT * inverse
+    dU = W.addcmul_(U, inner.unsqueeze(1), value=-1).mul_(-tau.unsqueeze(1) * inverse)
+    dV = _batch_first(dU.transpose(0, 1), batch)
     return [dV] if phases is None else [dV, _batch_first(inner.imag / -2, batch)]
 
 
