@@ -144,7 +144,8 @@ class Givens(OneComponent):
         have = f"{self.layers} layers" if self.style == "tunable" else "the FFT style"
         return (
             f"chart 'givens' with {have} reaches few matrices, and finds no angles of a given "
-            f"one: take layers={self.n} and style='tunable', which cover all, or init='chart'"
+            f"one: take via='givens' with layers={self.n} and style='tunable', which cover all, or "
+            "init='chart'"
         )
 
     def empty_originals(
