@@ -10,8 +10,7 @@ and ``D = diag(e^(i omega))``. *Tunable*: odd layers pair (0, 1), (2, 3), ...; e
 coordinates that differ in bit (k - 1) mod log2 n.
 
 The arithmetic is real, in place on one buffer (`stiefel.geometry.rotations`): real and imaginary
-parts are further columns, turned by (cos th, sin th) alike, and a phase is a rotation of the two
-parts of b. The backward pass undoes the layers one by one, so that memory is O(n p): with G the
+parts are further columns, turned alike, and a phase is a rotation of the two parts of b. The backward pass undoes the layers one by one, so that memory is O(n p): with G the
 gradient beside the state, ``dL/dth = Re sum conj(G_b) a - conj(G_a) b`` after the rotation and
 ``dL/dphi = -Im sum conj(G_b) b`` after the phase. Many layers of a large matrix are first gathered
 into small blocks (`stiefel.geometry.givens_blocks`), so that most of the work is products.
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from stiefel.geometry.givens_blocks import block_size, blocked, blocked_backward
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.rotations import layer_steps, sweep, trigonometric
+from stiefel.geometry.rotations import layer_steps, sweep
 
 __all__ = ["rotate"]
 
@@ -44,12 +43,6 @@ def _matrices(Z: Tensor, lanes_last: bool) -> list[Tensor]:
     if Z.shape[1] == 2:
         return list(torch.complex(Z[:, 0].contiguous(), Z[:, 1].contiguous()))
     return list(Z[:, 0].contiguous())
-
-
-def _tables(theta: Tensor, phi: Tensor | None, lanes_last: bool) -> list[Tensor]:
-    """Tables ``(count, 1, 1, 1, lanes)`` or ``(count, 1, 1, lanes, 1)`` of ``(lanes, count)``."""
-    tables = [table.mT.contiguous()[:, None, None] for table in trigonometric(theta, phi)]
-    return [table.unsqueeze(-2 if lanes_last else -1) for table in tables]
 
 
 def _flat(A: Tensor | None, dims: int) -> Tensor | None:
@@ -72,12 +65,14 @@ def _turned(
     lanes, n, p = tensors[0].shape
     lanes_last = lanes >= p
     Z = _state(tensors, lanes_last)
-    tables = _tables(theta, phi, lanes_last)
-    moments = [theta.new_empty(theta.shape[::-1]) for _ in range(len(tables) // 2)]
+    angles = [theta] if phi is None else [theta, phi]
+    moments = [
+        torch.empty_like(angle.mT, memory_format=torch.contiguous_format) for angle in angles
+    ]
     sweep(
         Z,
         layer_steps(n, layers, style),
-        tables,
+        *(angle.mT.contiguous() for angle in angles),
         undo=undo,
         moments=moments if want_moments else None,
         along=-2 if lanes_last else -1,

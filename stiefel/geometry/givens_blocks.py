@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stiefel.geometry.rotations import Step, layer_steps, sweep, trigonometric
+from stiefel.geometry.rotations import Step, layer_steps, sweep
 
 __all__ = ["block_size", "blocked", "blocked_backward"]
 
@@ -87,18 +87,15 @@ def _scattered(places: Tensor, squares: _Squares, lanes: int) -> Tensor:
     return places.reshape(shape).movedim(2, 0).reshape(lanes, -1)[:, index]
 
 
-def _tables(theta: Tensor, phi: Tensor | None, squares: _Squares) -> list[Tensor]:
-    gathered = [None if angle is None else _gathered(angle, squares) for angle in (theta, phi)]
-    assert gathered[0] is not None
-    return [table[:, None, None, None] for table in trigonometric(gathered[0], gathered[1])]
+def _places(theta: Tensor, phi: Tensor | None, squares: _Squares) -> list[Tensor]:
+    return [_gathered(angle, squares) for angle in (theta, phi) if angle is not None]
 
 
-def _blocks(tables: list[Tensor], h: int) -> Tensor:
+def _blocks(angles: list[Tensor], h: int) -> Tensor:
     """The squares multiplied out, a state ``(2 h, 1, parts, 2 h, lanes of all stages)``."""
-    parts, lanes = len(tables) // 2, tables[0].shape[-1]
-    Z = tables[0].new_zeros(2 * h, 1, parts, 2 * h, lanes)
+    Z = angles[0].new_zeros(2 * h, 1, len(angles), 2 * h, angles[0].shape[-1])
     Z[:, 0, 0].diagonal(dim1=0, dim2=1).fill_(1)
-    sweep(Z, _square_steps(h), tables, along=-2)
+    sweep(Z, _square_steps(h), *angles, along=-2)
     return Z
 
 
@@ -129,7 +126,7 @@ def blocked(X: Tensor, theta: Tensor, phi: Tensor | None, layers: int, h: int) -
     """
     lanes, n, p = X.shape
     squares = _squares(n, layers, h)
-    T = _products(_blocks(_tables(theta, phi, squares), h), squares.stages)
+    T = _products(_blocks(_places(theta, phi, squares), h), squares.stages)
     rows = 2 * h * squares.blocks
     X = torch.nn.functional.pad(X, (0, 0, 0, rows - n))
     for stage in range(squares.stages):
@@ -150,8 +147,8 @@ def blocked_backward(
     """
     lanes, n, p = Y.shape
     squares = _squares(n, layers, h)
-    tables = _tables(theta, phi, squares)
-    Z = _blocks(tables, h)
+    angles = _places(theta, phi, squares)
+    Z = _blocks(angles, h)
     T = _products(Z, squares.stages)
     rows = 2 * h * squares.blocks
     YG = torch.nn.functional.pad(torch.cat([Y, G], dim=-1), (0, 0, 0, rows - n))
@@ -168,7 +165,7 @@ def blocked_backward(
     dZ = dT.flatten(0, 1)
     dZ = torch.view_as_real(dZ).movedim(-1, 0) if dZ.is_complex() else dZ[None]
     Z = torch.cat([Z, dZ.permute(2, 0, 3, 1).unsqueeze(1)], dim=1)
-    moments = [Z.new_empty(h * h, Z.shape[-1]) for _ in range(len(tables) // 2)]
-    sweep(Z, _square_steps(h), tables, undo=True, moments=moments, along=-2)
+    moments = [torch.empty_like(angle) for angle in angles]
+    sweep(Z, _square_steps(h), *angles, undo=True, moments=moments, along=-2)
     sums = [_scattered(moment, squares, lanes) for moment in moments]
     return YG[:, :n, p:].contiguous(), sums

@@ -3,7 +3,15 @@
 The state is a real tensor ``(m, kinds, parts, ., .)``: m rows; kinds is 1, or 2 where the gradient
 travels beside the state; parts is 1, or 2 for the real and imaginary parts of complex numbers. The
 last two dimensions are columns and matrices, in either order: the longer one last, since that is
-the one that the processor runs over. Angles are tables ``(count, 1, 1, ., .)``, broadcast to it.
+the one that the processor runs over. Angles are ``(count, matrices)``.
+
+A rotation by an angle of at most a quarter turn is three shears, three passes over half the rows:
+with ``t = tan(th / 2), s = sin th``,
+
+    a <- a - t b,  b <- b + s a,  a <- a - t b.
+
+Larger angles lose a half turn, ``R(th) = -R(th - pi)``. The signs are not applied: rows keep one
+until the end of the sweep, and a rotation of rows whose signs differ has the opposite angle.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError
 
-__all__ = ["Step", "layer_steps", "rotation_count", "sweep", "trigonometric"]
+__all__ = ["Step", "layer_steps", "rotation_count", "sweep"]
 
 
 class Step(NamedTuple):
@@ -42,6 +50,14 @@ class Step(NamedTuple):
     def pairs(self) -> int:
         """How many pairs."""
         return self.groups * self.stride
+
+    def rows(self, A: Tensor) -> Tensor:
+        """The rows of A as ``(groups, 2, stride, ...)``."""
+        return A.narrow(0, self.first, 2 * self.pairs).unflatten(0, (self.groups, 2, self.stride))
+
+    def angles(self, table: Tensor) -> Tensor:
+        """The entries of a table ``(count, ...)`` as ``(groups, stride, ...)``."""
+        return table.narrow(0, self.offset, self.pairs).unflatten(0, (self.groups, self.stride))
 
 
 @functools.lru_cache(maxsize=64)
@@ -83,18 +99,55 @@ def rotation_count(n: int, layers: int, style: str) -> int:
     return sum(step.pairs for step in layer_steps(n, layers, style))
 
 
-def trigonometric(theta: Tensor, phi: Tensor | None) -> list[Tensor]:
-    """``cos th, sin th`` and, with phases, ``cos phi, sin phi``: the tables of a sweep."""
-    angles = [theta] if phi is None else [theta, phi]
-    return [f(angle) for angle in angles for f in (torch.cos, torch.sin)]
+class _Shears:
+    """The tables of a sweep: t and s of each rotation, with the signs of rows taken in.
+
+    Args:
+        theta: Angles, shape ``(count, matrices)``.
+        phi: Phases, same shape, or None.
+        steps: The steps, in the order in which they act.
+        rows: How many rows there are.
+
+    Attributes:
+        turns: t and s of the rotations, of shape ``(count, matrices)``.
+        phases: t and s of the phases; empty without.
+        relative: Product of the signs of the two rows of each rotation.
+        signs: The signs of the rows after all the steps, shape ``(rows, matrices)``.
+    """
+
+    def __init__(self, theta: Tensor, phi: Tensor | None, steps: Sequence[Step], rows: int) -> None:
+        t, s, turned = _quarter(theta)
+        self.phases, flipped = [], None
+        if phi is not None:
+            *self.phases, flipped = _quarter(phi)
+        self.signs = theta.new_ones(rows, theta.shape[1])
+        self.relative = torch.ones_like(theta)
+        for step in steps:
+            if step.pairs == 0:
+                continue
+            signs = step.rows(self.signs)
+            a, b = signs[:, 0], signs[:, 1]
+            if flipped is not None:
+                b.mul_(step.angles(flipped))
+            torch.mul(a, b, out=step.angles(self.relative))
+            signs.mul_(step.angles(turned).unsqueeze(1))
+        self.turns = [t.mul_(self.relative), s.mul_(self.relative)]
 
 
-def _rotate(a: Tensor, b: Tensor, cosine: Tensor, sine: Tensor, undo: bool) -> None:
-    """``(a, b) <- (c a - s b, s a + c b)`` in place, or back."""
-    turned = a * sine
+def _quarter(angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """tan of half and sin of the angle less the half turn that it may have, -1 where it has."""
+    cosine = torch.cos(angle)
+    turned = torch.where(cosine < 0, -1.0, 1.0).to(angle.dtype)
+    sine = torch.sin(angle).mul_(turned)
+    return sine / cosine.abs_().add_(1), sine, turned
+
+
+def _rotate(a: Tensor, b: Tensor, t: Tensor, s: Tensor, undo: bool) -> None:
+    """``(a, b) <- (cos a - sin b, sin a + cos b)`` in place, or back."""
     sign = 1 if undo else -1
-    a.mul_(cosine).addcmul_(b, sine, value=sign)
-    b.mul_(cosine).add_(turned, alpha=-sign)
+    a.addcmul_(b, t, value=sign)
+    b.addcmul_(a, s, value=-sign)
+    a.addcmul_(b, t, value=sign)
 
 
 def _moment(a: Tensor, b: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -106,7 +159,8 @@ def _moment(a: Tensor, b: Tensor, dims: tuple[int, ...]) -> Tensor:
 def sweep(
     Z: Tensor,
     steps: Sequence[Step],
-    tables: Sequence[Tensor],
+    theta: Tensor,
+    phi: Tensor | None = None,
     *,
     undo: bool = False,
     moments: Sequence[Tensor] | None = None,
@@ -117,32 +171,42 @@ def sweep(
     Args:
         Z: The state ``(m, kinds, parts, ., .)``.
         steps: The steps.
-        tables: ``cos th, sin th`` and perhaps ``cos phi, sin phi``, ``(count, 1, 1, ., .)``.
+        theta: Angles, shape ``(count, matrices)``.
+        phi: Phases, same shape, or None; parts is 2 then.
         undo: Whether to apply the inverse.
         moments: Where the derivatives by th and phi go, ``(count, matrices)`` each; kinds is 2.
         along: The dimension of Z that holds columns, -1 or -2.
     """
+
+    def wide(table: Tensor) -> Tensor:
+        """A table as ``(count, 1, 1, ., .)``."""
+        return table[:, None, None].unsqueeze(along)
+
+    shears = _Shears(theta, phi, steps, Z.shape[0])
+    turns, phases = [wide(t) for t in shears.turns], [wide(t) for t in shears.phases]
+    signs = wide(shears.signs)
+    if undo:
+        Z.mul_(signs)
     for step in reversed(steps) if undo else steps:
         if step.pairs == 0:
             continue
-        block = Z.narrow(0, step.first, 2 * step.pairs)
-        if step.columns:
-            block = block.narrow(along, step.first, 2 * step.pairs)
-        rows = block.unflatten(0, (step.groups, 2, step.stride))
+        block = Z.narrow(along, step.first, 2 * step.pairs) if step.columns else Z
+        rows = step.rows(block)
         a, b = rows.select(1, 0), rows.select(1, 1)
-        at = slice(step.offset, step.offset + step.pairs)
-        cs = [table[at].unflatten(0, (step.groups, step.stride)) for table in tables]
-        if undo and moments is not None:
-            moments[0][at] = _moment(a, b, (2, along)).flatten(0, 1)
         if undo:
-            _rotate(a, b, cs[0], cs[1], undo)
-        if len(cs) == 4:
-            # (groups, stride, kinds, parts, ., .): the parts of b
-            re, im = b.narrow(3, 0, 1), b.narrow(3, 1, 1)
             if moments is not None:
-                moments[1][at] = _moment(re, im, (2, along)).flatten(0, 1)
-            _rotate(re, im, cs[2], cs[3], undo)
+                step.angles(moments[0]).copy_(_moment(a, b, (2, along)))
+            _rotate(a, b, *map(step.angles, turns), undo)
+        if phases:
+            re, im = b.narrow(3, 0, 1), b.narrow(3, 1, 1)  # b: (groups, stride, kinds, parts, ...)
+            if moments is not None:
+                step.angles(moments[1]).copy_(_moment(re, im, (2, along)))
+            _rotate(re, im, *map(step.angles, phases), undo)
         if not undo:
-            _rotate(a, b, cs[0], cs[1], undo)
+            _rotate(a, b, *map(step.angles, turns), undo)
             if moments is not None:
-                moments[0][at] = _moment(a, b, (2, along)).flatten(0, 1)
+                step.angles(moments[0]).copy_(_moment(a, b, (2, along)))
+    if not undo:
+        Z.mul_(signs)
+    if moments is not None:
+        moments[0].mul_(shears.relative)
