@@ -10,8 +10,9 @@ and ``D = diag(e^(i omega))``. *Tunable*: odd layers pair (0, 1), (2, 3), ...; e
 coordinates that differ in bit (k - 1) mod log2 n.
 
 The arithmetic is real, in place on one buffer (`stiefel.geometry.rotations`): real and imaginary
-parts are further columns, turned alike, and a phase is a rotation of the two parts of b. The backward pass undoes the layers one by one, so that memory is O(n p): with G the
-gradient beside the state, ``dL/dth = Re sum conj(G_b) a - conj(G_a) b`` after the rotation and
+parts are further columns, turned alike, and a phase is a rotation of the two parts of b. The
+backward pass undoes the layers one by one, so that memory is O(n p): with G the gradient beside
+the state, ``dL/dth = Re sum conj(G_b) a - conj(G_a) b`` after the rotation and
 ``dL/dphi = -Im sum conj(G_b) b`` after the phase. Many layers of a large matrix are first gathered
 into small blocks (`stiefel.geometry.givens_blocks`), so that most of the work is products.
 """
@@ -24,25 +25,38 @@ from torch import Tensor
 from stiefel.geometry.givens_blocks import block_size, blocked, blocked_backward
 from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.rotations import layer_steps, sweep
+from stiefel.numerics import real_dtype
 
 __all__ = ["rotate"]
 
 
-def _state(tensors: list[Tensor], lanes_last: bool) -> Tensor:
+def _state(matrices: list[Tensor], lanes_last: bool) -> Tensor:
     """Matrices ``(lanes, n, p)`` side by side as the state of a sweep."""
-    parts = [torch.view_as_real(A).movedim(-1, 0) if A.is_complex() else A[None] for A in tensors]
-    Z = torch.stack(parts)  # (kinds, parts, lanes, n, p)
-    order = (3, 0, 1, 4, 2) if lanes_last else (3, 0, 1, 2, 4)
-    return Z.permute(order).contiguous()
+    lanes, n, p = matrices[0].shape
+    kind = real_dtype(matrices[0].dtype)
+    parts = 2 if matrices[0].is_complex() else 1
+    Z = torch.empty(
+        (len(matrices), parts, n, *((p, lanes) if lanes_last else (lanes, p))),
+        dtype=kind,
+        device=matrices[0].device,
+    )
+    for state, A in zip(Z, matrices, strict=True):
+        for part, values in zip(state, (A.real, A.imag) if parts == 2 else (A,), strict=True):
+            if lanes_last:  # one transpose of two dimensions, which torch does in blocks
+                part.flatten(0, 1).copy_(values.reshape(lanes, n * p).t())
+            else:
+                part.copy_(values.movedim(0, 1))
+    return Z
 
 
-def _matrices(Z: Tensor, lanes_last: bool) -> list[Tensor]:
-    """The matrices ``(lanes, n, p)`` of a state, a list over kinds."""
-    order = (1, 2, 4, 0, 3) if lanes_last else (1, 2, 3, 0, 4)
-    Z = Z.permute(order)
-    if Z.shape[1] == 2:
-        return list(torch.complex(Z[:, 0].contiguous(), Z[:, 1].contiguous()))
-    return list(Z[:, 0].contiguous())
+def _matrix(state: Tensor, lanes_last: bool) -> Tensor:
+    """A state ``(parts, n, ., .)`` of one kind as matrices ``(lanes, n, p)``, contiguous."""
+    if lanes_last:
+        _, n, p, lanes = state.shape
+        parts = [part.flatten(0, 1).t().contiguous().view(lanes, n, p) for part in state]
+    else:
+        parts = [part.movedim(1, 0).contiguous() for part in state]
+    return parts[0] if len(parts) == 1 else torch.complex(*parts)
 
 
 def _flat(A: Tensor | None, dims: int) -> Tensor | None:
@@ -77,7 +91,7 @@ def _turned(
         moments=moments if want_moments else None,
         along=-2 if lanes_last else -1,
     )
-    return _matrices(Z, lanes_last), [moment.mT for moment in moments]
+    return [_matrix(state, lanes_last) for state in Z], [moment.mT for moment in moments]
 
 
 @kernel_op(

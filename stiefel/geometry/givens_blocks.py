@@ -92,18 +92,19 @@ def _places(theta: Tensor, phi: Tensor | None, squares: _Squares) -> list[Tensor
 
 
 def _blocks(angles: list[Tensor], h: int) -> Tensor:
-    """The squares multiplied out, a state ``(2 h, 1, parts, 2 h, lanes of all stages)``."""
-    Z = angles[0].new_zeros(2 * h, 1, len(angles), 2 * h, angles[0].shape[-1])
-    Z[:, 0, 0].diagonal(dim1=0, dim2=1).fill_(1)
+    """The squares multiplied out, a state ``(1, parts, 2 h, 2 h, lanes of all stages)``."""
+    Z = angles[0].new_zeros(1, len(angles), 2 * h, 2 * h, angles[0].shape[-1])
+    Z[0, 0].diagonal(dim1=0, dim2=1).fill_(1)
     sweep(Z, _square_steps(h), *angles, along=-2)
     return Z
 
 
 def _products(Z: Tensor, stages: int) -> Tensor:
     """A state of one kind as matrices ``(stages, lanes * blocks, 2 h, 2 h)``."""
-    M = Z[:, 0].permute(1, 3, 0, 2).contiguous()
-    M = torch.complex(M[0], M[1]) if len(M) == 2 else M[0]
-    return M.unflatten(0, (stages, -1))
+    *_, rows, columns, _ = Z.shape
+    parts = [part.flatten(0, 1).t().contiguous() for part in Z[0]]
+    M = parts[0] if len(parts) == 1 else torch.complex(*parts)
+    return M.view(stages, -1, rows, columns)
 
 
 def _moved(X: Tensor, stage: int, h: int) -> Tensor:
@@ -162,9 +163,10 @@ def blocked_backward(
         YG = before.reshape(lanes, rows, 2 * p)
         if stage:
             YG = YG.roll(h if stage % 2 else -h, dims=-2)
-    dZ = dT.flatten(0, 1)
-    dZ = torch.view_as_real(dZ).movedim(-1, 0) if dZ.is_complex() else dZ[None]
-    Z = torch.cat([Z, dZ.permute(2, 0, 3, 1).unsqueeze(1)], dim=1)
+    dZ = dT.view(-1, 4 * h * h)
+    parts = [dZ.real, dZ.imag] if dZ.is_complex() else [dZ]
+    dZ = torch.stack([part.t() for part in parts]).view(Z.shape)
+    Z = torch.cat([Z, dZ])
     moments = [torch.empty_like(angle) for angle in angles]
     sweep(Z, _square_steps(h), *angles, undo=True, moments=moments, along=-2)
     sums = [_scattered(moment, squares, lanes) for moment in moments]

@@ -1,7 +1,7 @@
 """Sweeps of plane rotations over rows, in place and in real arithmetic.
 
-The state is a real tensor ``(m, kinds, parts, ., .)``: m rows; kinds is 1, or 2 where the gradient
-travels beside the state; parts is 1, or 2 for the real and imaginary parts of complex numbers. The
+The state is a real tensor ``(kinds, parts, m, ., .)``: kinds is 1, or 2 where the gradient travels
+beside the state; parts is 1, or 2 for the real and imaginary parts of complex numbers; m rows. The
 last two dimensions are columns and matrices, in either order: the longer one last, since that is
 the one that the processor runs over. Angles are ``(count, matrices)``.
 
@@ -51,9 +51,11 @@ class Step(NamedTuple):
         """How many pairs."""
         return self.groups * self.stride
 
-    def rows(self, A: Tensor) -> Tensor:
-        """The rows of A as ``(groups, 2, stride, ...)``."""
-        return A.narrow(0, self.first, 2 * self.pairs).unflatten(0, (self.groups, 2, self.stride))
+    def rows(self, A: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """The two rows of all pairs, dimension `dim` of A, as ``(groups, stride)`` in its place."""
+        block = A.narrow(dim, self.first, 2 * self.pairs)
+        rows = block.unflatten(dim, (self.groups, 2, self.stride))
+        return rows.select(dim + 1, 0), rows.select(dim + 1, 1)
 
     def angles(self, table: Tensor) -> Tensor:
         """The entries of a table ``(count, ...)`` as ``(groups, stride, ...)``."""
@@ -125,19 +127,19 @@ class _Shears:
         for step in steps:
             if step.pairs == 0:
                 continue
-            signs = step.rows(self.signs)
-            a, b = signs[:, 0], signs[:, 1]
+            a, b = step.rows(self.signs, 0)
             if flipped is not None:
                 b.mul_(step.angles(flipped))
             torch.mul(a, b, out=step.angles(self.relative))
-            signs.mul_(step.angles(turned).unsqueeze(1))
+            a.mul_(step.angles(turned))
+            b.mul_(step.angles(turned))
         self.turns = [t.mul_(self.relative), s.mul_(self.relative)]
 
 
 def _quarter(angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """tan of half and sin of the angle less the half turn that it may have, -1 where it has."""
     cosine = torch.cos(angle)
-    turned = torch.where(cosine < 0, -1.0, 1.0).to(angle.dtype)
+    turned = torch.copysign(torch.ones_like(cosine), cosine)
     sine = torch.sin(angle).mul_(turned)
     return sine / cosine.abs_().add_(1), sine, turned
 
@@ -151,9 +153,8 @@ def _rotate(a: Tensor, b: Tensor, t: Tensor, s: Tensor, undo: bool) -> None:
 
 
 def _moment(a: Tensor, b: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """``sum G_b X_a - G_a X_b`` over the columns, kinds (X, G) in dimension 2."""
-    product = b.select(2, 1) * a.select(2, 0)
-    return product.addcmul_(a.select(2, 1), b.select(2, 0), value=-1).sum(dims)
+    """``sum G_b X_a - G_a X_b`` over the columns, kinds (X, G) in the first dimension."""
+    return (b[1] * a[0]).addcmul_(a[1], b[0], value=-1).sum(dims)
 
 
 def sweep(
@@ -169,7 +170,7 @@ def sweep(
     """Turns the rows of Z by all the steps, or back from the last to the first; in place.
 
     Args:
-        Z: The state ``(m, kinds, parts, ., .)``.
+        Z: The state ``(kinds, parts, m, ., .)``.
         steps: The steps.
         theta: Angles, shape ``(count, matrices)``.
         phi: Phases, same shape, or None; parts is 2 then.
@@ -179,10 +180,10 @@ def sweep(
     """
 
     def wide(table: Tensor) -> Tensor:
-        """A table as ``(count, 1, 1, ., .)``."""
-        return table[:, None, None].unsqueeze(along)
+        """A table as ``(count, ., .)``."""
+        return table.unsqueeze(along)
 
-    shears = _Shears(theta, phi, steps, Z.shape[0])
+    shears = _Shears(theta, phi, steps, Z.shape[2])
     turns, phases = [wide(t) for t in shears.turns], [wide(t) for t in shears.phases]
     signs = wide(shears.signs)
     if undo:
@@ -191,21 +192,20 @@ def sweep(
         if step.pairs == 0:
             continue
         block = Z.narrow(along, step.first, 2 * step.pairs) if step.columns else Z
-        rows = step.rows(block)
-        a, b = rows.select(1, 0), rows.select(1, 1)
+        a, b = step.rows(block, 2)  # (kinds, parts, groups, stride, ., .)
         if undo:
             if moments is not None:
-                step.angles(moments[0]).copy_(_moment(a, b, (2, along)))
+                step.angles(moments[0]).copy_(_moment(a, b, (0, along)))
             _rotate(a, b, *map(step.angles, turns), undo)
         if phases:
-            re, im = b.narrow(3, 0, 1), b.narrow(3, 1, 1)  # b: (groups, stride, kinds, parts, ...)
+            re, im = b[:, 0], b[:, 1]
             if moments is not None:
-                step.angles(moments[1]).copy_(_moment(re, im, (2, along)))
+                step.angles(moments[1]).copy_(_moment(re, im, (along,)))
             _rotate(re, im, *map(step.angles, phases), undo)
         if not undo:
             _rotate(a, b, *map(step.angles, turns), undo)
             if moments is not None:
-                step.angles(moments[0]).copy_(_moment(a, b, (2, along)))
+                step.angles(moments[0]).copy_(_moment(a, b, (0, along)))
     if not undo:
         Z.mul_(signs)
     if moments is not None:
