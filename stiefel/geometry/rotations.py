@@ -179,12 +179,15 @@ def sweep(
         along: The dimension of Z that holds columns, -1 or -2.
     """
 
+    def tables(pair: Sequence[Tensor], step: Step) -> tuple[Tensor, Tensor]:
+        return step.angles(pair[0]), step.angles(pair[1])
+
     def wide(table: Tensor) -> Tensor:
         """A table as ``(count, ., .)``."""
         return table.unsqueeze(along)
 
     shears = _Shears(theta, phi, steps, Z.shape[2])
-    turns, phases = [wide(t) for t in shears.turns], [wide(t) for t in shears.phases]
+    turns, phases = [[wide(t) for t in pair] for pair in (shears.turns, shears.phases)]
     signs = wide(shears.signs)
     if undo:
         Z.mul_(signs)
@@ -196,14 +199,14 @@ def sweep(
         if undo:
             if moments is not None:
                 step.angles(moments[0]).copy_(_moment(a, b, (0, along)))
-            _rotate(a, b, *map(step.angles, turns), undo)
+            _rotate(a, b, *tables(turns, step), undo)
         if phases:
             re, im = b[:, 0], b[:, 1]
             if moments is not None:
                 step.angles(moments[1]).copy_(_moment(re, im, (along,)))
-            _rotate(re, im, *map(step.angles, phases), undo)
+            _rotate(re, im, *tables(phases, step), undo)
         if not undo:
-            _rotate(a, b, *map(step.angles, turns), undo)
+            _rotate(a, b, *tables(turns, step), undo)
             if moments is not None:
                 step.angles(moments[0]).copy_(_moment(a, b, (0, along)))
     if not undo:
