@@ -18,12 +18,34 @@ from benchmarks.harness import Section, Settings
 __all__ = ["NAMES", "main", "run"]
 
 #: Every benchmark is a module of this package with a docstring and ``sections(settings)``.
-NAMES = ("build_square", "build_tall", "build_rollout", "step", "rollout", "orders")
+NAMES = (
+    "build_square",
+    "build_tall",
+    "build_rollout",
+    "charts",
+    "chart_table",
+    "batches",
+    "tall_memory",
+    "step",
+    "rollout",
+    "orders",
+)
 
 
 def _question(name: str) -> str:
     doc = importlib.import_module(f"benchmarks.{name}").__doc__ or ""
     return doc.strip().splitlines()[0]
+
+
+def _line(described: dict[str, Any]) -> str:
+    """The machine and the versions in one line."""
+    return ", ".join(f"{key} {value}" for key, value in {**described, **report.versions()}.items())
+
+
+def _markdown(sections: Sequence[Section], settings: Settings) -> str:
+    """The tables of a run for a page of the documentation, with the machine below them."""
+    tables = [f"**{s.title[0].upper()}{s.title[1:]}**\n\n{report.table(s.rows)}" for s in sections]
+    return "\n\n".join([*tables, f"*{_line(report.machine(settings.device))}*"])
 
 
 def run(name: str, settings: Settings) -> tuple[dict[str, Any], list[Section]]:
@@ -39,7 +61,7 @@ def run(name: str, settings: Settings) -> tuple[dict[str, Any], list[Section]]:
     module = importlib.import_module(f"benchmarks.{name}")
     described = {**report.machine(settings.device), "clock": settings.clock}
     print(f"## {name}: {_question(name)}")
-    print(", ".join(f"{key} {value}" for key, value in {**described, **report.versions()}.items()))
+    print(_line(described))
     torch.manual_seed(0)
     sections = []
     for section in module.sections(settings):
@@ -60,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=10.0, help="seconds per case (default 10)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, three repeats")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="also write the tables between the marks of this benchmark in a Markdown file",
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
     parser.add_argument(
@@ -99,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     if options.clock == "process" and (options.device == "cuda" or torch.get_num_threads() > 1):
         parser.error("--clock process counts the CPU time of all threads: use --threads 1")
+    if options.write is not None and options.name == "all":
+        parser.error("--write puts one benchmark's tables into a file: name the benchmark")
     settings = Settings(
         device=options.device,
         repeats=options.repeats or (3 if options.quick else 15),
@@ -112,6 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in names:
         recorded, sections = run(name, settings)
         records.append(recorded)
+        if options.write is not None:
+            report.write(options.write, name, _markdown(sections, settings))
         missed += sum(goal.met is False for section in sections for goal in section.goals)
     if options.json is not None:
         content = records if options.name == "all" else records[0]

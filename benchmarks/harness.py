@@ -12,7 +12,7 @@ import gc
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -136,10 +136,10 @@ class Study:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a result table; `values` maps column names to numbers or None."""
+    """A line of a result table; `values` maps column names to numbers, words or None."""
 
     name: str
-    values: dict[str, float | None]
+    values: Mapping[str, float | str | None]
     note: str = ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,37 @@ from benchmarks.peers import reflect
 from stiefel.models import OrthogonalRNN, RecurrentLayer
 from stiefel.parameter import orthogonal
 
-__all__ = ["reflections_linear", "reflections_oracle", "rnn_like"]
+__all__ = ["constrained", "reflections_linear", "reflections_oracle", "rnn_like"]
 
 _RNN_LEAVES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+class _Weight(nn.Module):
+    """A module that has a weight and nothing else."""
+
+    def __init__(self, shape: Sequence[int], device: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(tuple(shape), device=device, dtype=dtype))
+
+
+def constrained(
+    shape: Sequence[int],
+    via: str,
+    device: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> nn.Module:
+    """Returns a module with a constrained weight, at the chart's own start.
+
+    Args:
+        shape: Shape ``(..., n, p)`` of the weight, n >= p.
+        via: As in `stiefel.orthogonal`.
+        device: Where.
+        dtype: Of the weight.
+        **options: Of the chart.
+    """
+    return orthogonal(_Weight(shape, device, dtype), via=via, init="chart", **options)
 
 
 def reflections_linear(n: int, p: int, via: str, device: str, **options: Any) -> nn.Module:

@@ -14,8 +14,11 @@ __all__ = [
     "cayley_dense",
     "cayley_linear",
     "cayley_stacked",
+    "eigh_linear",
     "geotorch_linear",
     "reflect",
+    "tame_proxy",
+    "torch_batch",
     "torch_linear",
 ]
 
@@ -135,3 +138,58 @@ def cayley_dense(x: Tensor, u: Tensor) -> Tensor:
     skew = skew - skew.mT
     eye = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
     return torch.linalg.solve(eye - skew / 2, x + skew @ x / 2)
+
+
+class EighOrthonormal(nn.Module):
+    """Z (Z^T Z)^(-1/2) by `torch.linalg.eigh` under autograd."""
+
+    def forward(self, original: Tensor) -> Tensor:
+        """Maps a matrix of full column rank to its polar factor.
+
+        Args:
+            original: ``(n, p)``.
+
+        Returns:
+            ``(n, p)``.
+        """
+        values, vectors = torch.linalg.eigh(original.mT @ original)
+        return original @ (vectors * values.rsqrt()) @ vectors.mT
+
+
+def eigh_linear(n: int, device: str) -> nn.Linear:
+    """Returns a layer with an (n, n) weight made by `EighOrthonormal` from a `tame_proxy`."""
+    layer = _linear(n, n, device)
+    parametrize.register_parametrization(layer, "weight", EighOrthonormal(), unsafe=True)
+    with torch.no_grad():
+        for leaf in layer.parameters():
+            leaf.copy_(tame_proxy(n, device))
+    return layer
+
+
+def tame_proxy(n: int, device: str) -> Tensor:
+    """Returns a random (n, n) matrix with singular values between 1/2 and 3/2.
+
+    From a square Gaussian proxy the eigen route under autograd is off the manifold by 1e-3 and
+    more in float32, too far to be timed.
+    """
+    U, V = (torch.linalg.qr(torch.randn(n, n, device=device)).Q for _ in range(2))
+    return U * torch.linspace(0.5, 1.5, n, device=device) @ V
+
+
+class _Batch(nn.Module):
+    """A module whose weight is a batch of matrices."""
+
+    def __init__(self, shape: tuple[int, ...], device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(shape, device=device))
+
+
+def torch_batch(shape: tuple[int, ...], orthogonal_map: str, device: str) -> nn.Module:
+    """Returns a module with a batch of matrices made by torch's own `orthogonal`.
+
+    Args:
+        shape: ``(count, n, p)``.
+        orthogonal_map: ``"matrix_exp"``, ``"cayley"`` or ``"householder"``.
+        device: Where.
+    """
+    return torch_orthogonal(_Batch(shape, device), orthogonal_map=orthogonal_map)

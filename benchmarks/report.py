@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.harness import Row, Section, Settings, Verdict
 
-__all__ = ["goal_lines", "machine", "record", "table", "versions"]
+__all__ = ["goal_lines", "machine", "record", "table", "versions", "write"]
 
 _PACKAGES = ("torch", "geoopt", "geotorch", "numpy", "scipy", "stiefel")
 
@@ -67,9 +67,9 @@ def _number(value: float) -> str:
     return f"{value:,.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
-def _cell(column: str, value: float | None) -> str:
-    if value is None:
-        return ""
+def _cell(column: str, value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
     if column == "repeats":
         return str(int(value))
     if column == "residual":
@@ -93,11 +93,17 @@ def table(rows: Sequence[Row]) -> str:
             cells[1:2] = [row.note] if columns else []
     lines = [["case", *columns], *body]
     widths = [max(3, *(len(line[k]) for line in lines)) for k in range(len(columns) + 1)]
-    rule = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
+    worded = [any(isinstance(row.values.get(name), str) for row in rows) for name in ["", *columns]]
+    worded[0] = True
+    rule = [
+        "-" * w if words else "-" * (w - 1) + ":" for w, words in zip(widths, worded, strict=True)
+    ]
 
     def join(cells: list[str]) -> str:
-        padded = [cells[0].ljust(widths[0])]
-        padded += [cell.rjust(w) for cell, w in zip(cells[1:], widths[1:], strict=True)]
+        padded = [
+            cell.ljust(w) if words else cell.rjust(w)
+            for cell, w, words in zip(cells, widths, worded, strict=True)
+        ]
         return "| " + " | ".join(padded) + " |"
 
     return "\n".join([join(lines[0]), join(rule), *(join(line) for line in lines[1:])])
@@ -111,6 +117,26 @@ def goal_lines(goals: Sequence[Verdict]) -> list[str]:
         value = "-" if goal.value is None else _number(goal.value)
         lines.append(f"goal: {goal.text}: {value} (bound {_number(goal.bound)}): {word}")
     return lines
+
+
+def write(file: Path, name: str, text: str) -> None:
+    """Puts text between the marks of a benchmark in a Markdown file.
+
+    Args:
+        file: It has the lines ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``.
+        name: Of the benchmark.
+        text: What comes between them.
+
+    Raises:
+        ValueError: If the marks are not there; the file is left as it is.
+    """
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    content = file.read_text()
+    if begin not in content or end not in content:
+        raise ValueError(f"{file}: expected the lines {begin.strip()} and {end.strip()} in it")
+    head, rest = content.split(begin, 1)
+    tail = rest.split(end, 1)[1]
+    file.write_text(f"{head}{begin}{text.strip()}\n{end}{tail}")
 
 
 def record(name: str, question: str, sections: list[Section], settings: Settings) -> dict[str, Any]:
