@@ -9,8 +9,8 @@ task's `lr`. RMSprop moves each entry by about `lr` a step whatever the scale of
 Riemannian gradient step moves in proportion to the gradient, hence to the loss. The rate of the
 recurrent weight is therefore
 
-- *chart coordinates* (``cwy``), also trained by RMSprop: ``lr / 10``, the habit of the published
-  experiments on orthogonal RNNs;
+- *chart coordinates* (``cwy`` and all other charts), also trained by RMSprop: ``lr / 10``, the
+  habit of the published experiments on orthogonal RNNs;
 - *the point itself, canonical metric*: ``100 lr / (baseline * length)``, where `baseline` is the
   task's loss without memory and `length` the steps of a sequence: the gradient is proportional to
   the loss that is at stake and sums over the steps that carry it. (For copying the product is
@@ -78,7 +78,7 @@ class Method:
     @property
     def takes_reflections(self) -> bool:
         """Whether the number of Householder reflections can be chosen."""
-        return self.via == "cwy"
+        return self.via in ("cwy", "hr")
 
     def orthogonal_rate(self, lr: float, baseline: float, length: int) -> float | None:
         """The learning rate of the recurrent weight, by the rule at the head of this module.
@@ -106,6 +106,13 @@ METHODS: dict[str, Method] = {
     entry.name: entry
     for entry in (
         Method("cwy", "product of Householder reflections, in compact WY form", "cwy", "chart"),
+        Method("hr", "the same reflections, one after another", "hr", "chart"),
+        Method("exprnn", "exponential of a skew matrix", "exprnn", "chart"),
+        Method("dtriv", "exponential at a base that moves every 100 steps", "dtriv", "chart"),
+        Method("dtriv-inf", "exponential at the start of training", "dtriv-inf", "chart"),
+        Method("scornn", "Cayley map times signs, half of them -1", "scornn", "chart"),
+        Method("own", "symmetric orthonormalisation of a free matrix", "own", "chart"),
+        Method("eurnn", "layers of Givens rotations", "eurnn", "chart"),
         Method("rgd-c-c", "gradient descent, canonical metric, Cayley", "rgd-c-c", "canonical"),
         Method("rgd-e-c", "gradient descent, Euclidean metric, Cayley", "rgd-e-c", "euclidean"),
         Method("rgd-c-qr", "gradient descent, canonical metric, QR", "rgd-c-qr", "canonical"),

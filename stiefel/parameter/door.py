@@ -184,7 +184,8 @@ def _starting_coordinates(
         return (empty,) if isinstance(empty, Tensor) else tuple(empty), 0.0
     X = view.right_inverse(tensor.detach()).to(compute_dtype(tensor.dtype))
     if init not in (None, "keep", "chart"):
-        X = _initialized(initializer(init, ("keep", "chart")), X, determinant, generator)
+        wanted = chart.fixed_determinant if determinant is None else determinant
+        X = _initialized(initializer(init, ("keep", "chart")), X, wanted, generator)
     if init != "chart":
         try:
             point, distance = nearest(X)

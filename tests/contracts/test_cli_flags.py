@@ -42,7 +42,8 @@ def test_help_names_every_method_and_task(help_text: str, name: str) -> None:
 
 def test_methods_and_tasks() -> None:
     rgd = ["rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr"]
-    assert list(METHODS) == ["cwy", *rgd, "unconstrained", "frozen"]
+    charts = ["cwy", "hr", "exprnn", "dtriv", "dtriv-inf", "scornn", "own", "eurnn"]
+    assert list(METHODS) == [*charts, *rgd, "unconstrained", "frozen"]
     assert list(TASKS) == ["copying", "smnist", "pmnist"]
 
 
