@@ -62,7 +62,7 @@ def weight_case(
         return built
 
     start = weight()
-    n, p = start.shape
+    *_, n, p = start.shape
     cotangent = torch.randn_like(start.detach())
 
     def refresh() -> None:

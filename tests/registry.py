@@ -248,4 +248,7 @@ MODELS: dict[str, tuple[Callable[[str], nn.Module], Callable[[], Tensor]]] = {
     for nonlinearity in NONLINEARITIES
 }
 #: Ways to train a square weight.
-SQUARE_VIAS = ["cwy", "rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr", "cayley"]
+SQUARE_VIAS = [
+    *("cwy", "householder", "matrix_exp", "exprnn", "dtriv", "cayley", "scornn"),
+    *("own", "polar", "givens", "rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr"),
+]

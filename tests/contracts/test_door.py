@@ -272,7 +272,7 @@ class TestBadInput:
     def test_unknown_names_list_the_valid_ones(self):
         with pytest.raises(UnknownNameError, match=r"cwy, .*rgd-c-c.*tcwy.*\. Did you mean 'cwy'"):
             stiefel.orthogonal(linear(4), via="cyw")
-        with pytest.raises(UnknownNameError, match=r"cayley, chart, haar, henaff, keep"):
+        with pytest.raises(UnknownNameError, match=r"cayley, chart, haar, henaff, identity, keep"):
             stiefel.orthogonal(linear(4), init="har")
         with pytest.raises(UnknownNameError, match=r"blocks, convolution, matrix"):
             stiefel.orthogonal(linear(4), view="conv")

@@ -56,6 +56,7 @@ def test_a_float32_weight_of_16_bit_coordinates(case, n, p, dtype):
 
 @every_layer
 @pytest.mark.parametrize("dtype", HALF, ids=str)
+@torch.no_grad()
 def test_a_16_bit_weight_is_the_rounded_float32_one(case, n, p, dtype):
     """The map before the last rounding is below 1e-5; the weight is that, rounded once."""
     layer = constrained(case, n, p, dtype)
@@ -71,6 +72,7 @@ def test_a_16_bit_weight_is_the_rounded_float32_one(case, n, p, dtype):
 
 @every_layer
 @pytest.mark.parametrize("setting", ["high", "medium"])
+@torch.no_grad()
 def test_reduced_products_and_autocast_change_no_weight(case, n, p, setting):
     layer = constrained(case, n, p, torch.float32)
     W = layer.weight.detach().clone()

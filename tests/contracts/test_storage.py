@@ -13,20 +13,30 @@ from torch import nn
 import stiefel
 from stiefel.errors import DoubleBackwardError
 
-VIAS = ["cwy", "tcwy", "rgd-c-c", "rgd-e-qr"]
+#: Every way to train a real weight; ``cayley-base`` and ``exprnn`` are options of other names.
+VIAS = [
+    *("cwy", "tcwy", "householder", "matrix_exp", "exprnn", "cayley", "cayley-base"),
+    *("own", "polar", "givens", "rgd-c-c", "rgd-e-qr"),
+]
+OPTIONS = {"cayley-base": {"via": "cayley", "rebase_every": 1000}}
+#: Those that take only frames, and only square matrices (`exprnn` holds frames near I only).
+FRAMES, SQUARE = {"tcwy"}, {"exprnn", "cayley", "cayley-base", "givens"}
 
 
 class Net(nn.Module):
-    """A tall, a wide and a convolutional weight, and a square one unless the chart refuses it."""
+    """A tall, a wide, a convolutional and a square weight, each constrained where `via` can."""
 
     def __init__(self, via: str, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.tall = stiefel.orthogonal(nn.Linear(4, 6, dtype=dtype), via=via)
-        self.wide = stiefel.orthogonal(nn.Linear(6, 4, dtype=dtype), via=via)
-        self.conv = stiefel.orthogonal(nn.Conv1d(2, 3, 5, dtype=dtype), via=via)
+        self.tall = nn.Linear(4, 6, dtype=dtype)
+        self.wide = nn.Linear(6, 4, dtype=dtype)
+        self.conv = nn.Conv1d(2, 3, 5, dtype=dtype)
         self.square = nn.Linear(4, 4, dtype=dtype)
-        if via != "tcwy":
-            stiefel.orthogonal(self.square, via=via)
+        for layer in (self.tall, self.wide, self.conv):
+            if via not in SQUARE:
+                stiefel.orthogonal(layer, **OPTIONS.get(via, {"via": via}))
+        if via not in FRAMES:
+            stiefel.orthogonal(self.square, **OPTIONS.get(via, {"via": via}))
 
     def forward(self, x):
         y = self.square(self.wide(self.tall(x)))
@@ -39,7 +49,8 @@ def weights(model):
 
 def assert_constrained(model):
     found = list(stiefel.constraints(model))
-    assert len(found) == len(Net(found[0].via)._modules) - (found[0].via == "tcwy")
+    via = found[0].via
+    assert len(found) in ({3} if via in FRAMES else {1} if via in SQUARE else {1, 4})
     for c in found:
         c.check()
         assert isinstance(c.leaves[0], stiefel.ManifoldParameter) == c.is_riemannian
@@ -64,8 +75,11 @@ def via(request):
 
 
 def test_state_dict_keys(via):
-    layer = stiefel.orthogonal(nn.Linear(4, 6), via=via)
-    assert list(layer.state_dict()) == ["bias", "parametrizations.weight.original"]
+    net = Net(via).state_dict()
+    kept = [key for key in net if "flip" not in key and "base" not in key and "rebases" not in key]
+    names = {layer.split(".")[0] for layer in net}
+    assert names == {"tall", "wide", "conv", "square"}
+    assert len(kept) == 8  # a bias and one matrix each
     square = stiefel.orthogonal(nn.Linear(4, 4), via="cwy")
     assert set(square.state_dict()) == {
         "bias",
@@ -148,6 +162,28 @@ def test_a_rounded_checkpoint_is_polished():
     rounded = {k: v.float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
     model.load_state_dict(rounded)
     assert_constrained(model)
+
+
+@pytest.mark.parametrize("via", ["matrix_exp", "cayley-base"])
+def test_a_spoilt_base_is_refused_before_anything_is_copied(via):
+    model = Net(via)
+    before = weights(model)
+    state = {k: v.clone() for k, v in Net(via).state_dict().items()}
+    state["square.parametrizations.weight.0.base"] *= 1.01
+    with pytest.raises(RuntimeError, match=r"base in the checkpoint is off.*2\.01e-02"):
+        model.load_state_dict(state)
+    assert torch.equal(before[-1], weights(model)[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_a_base_is_loaded_in_its_own_precision(dtype):
+    """A model made on meta, before any base was set, takes the complex or float64 base whole."""
+    source = stiefel.orthogonal(nn.Linear(5, 5, dtype=dtype), via="matrix_exp")
+    with torch.device("meta"):
+        layer = stiefel.orthogonal(nn.Linear(5, 5, dtype=dtype), via="matrix_exp")
+    layer.to_empty(device="cpu")
+    layer.load_state_dict(source.state_dict())
+    assert torch.equal(layer.weight, source.weight)
 
 
 def test_to_meta_and_back(via):
@@ -273,7 +309,7 @@ def test_export(via):
     assert (program.module()(x) - model(x)).abs() < 1e-5
 
 
-@pytest.mark.parametrize("via", ["cwy", "tcwy"])
+@pytest.mark.parametrize("via", ["cwy", "tcwy", "householder", "own"])
 def test_second_derivative_is_refused_clearly(via):
     layer = stiefel.orthogonal(nn.Linear(3, 5, dtype=torch.float64), via=via)
     (leaf,) = next(stiefel.constraints(layer)).leaves
@@ -315,6 +351,6 @@ def _train_together(rank, via):
 def test_ddp_on_two_gloo_processes(tmp_path):
     context = torch.multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
-    vias = ("cwy", "rgd-c-c")
+    vias = ("cwy", "matrix_exp", "givens", "rgd-c-c")
     torch.multiprocessing.spawn(_ddp_worker, (str(tmp_path / "store"), vias, queue), nprocs=2)
-    assert queue.get() == {"cwy": True, "rgd-c-c": True}
+    assert queue.get() == dict.fromkeys(vias, True)
