@@ -241,7 +241,7 @@ OPERATOR_DTYPES = {"fourier-reflections": [torch.complex128]}
 MODELS: dict[str, tuple[Callable[[str], nn.Module], Callable[[], Tensor]]] = {
     f"orthogonal-rnn-{nonlinearity}": (
         lambda via, f=nonlinearity: SequenceModel(
-            OrthogonalRNN(3, 6, num_layers=2, nonlinearity=f, via=via, dtype=torch.float64), 2
+            OrthogonalRNN(3, 8, num_layers=2, nonlinearity=f, via=via, dtype=torch.float64), 2
         ),
         lambda: torch.randn(5, 4, 3, dtype=torch.float64),
     )

@@ -156,12 +156,12 @@ def test_the_rule_of_learning_rates(task: str, method: str) -> None:
     assert found.lr == lr
     canonical = 100 * lr / (made.baseline * made.length)
     expected = {
-        "cwy": lr / 10,
+        **dict.fromkeys(METHODS, lr / 10),
+        "frozen": None,
         **dict.fromkeys(("rgd-c-c", "rgd-c-qr"), canonical),
         **dict.fromkeys(("rgd-e-c", "rgd-e-qr"), 2 * canonical),
-        "unconstrained": lr / 10,
     }
-    assert found.lr_orthogonal == pytest.approx(expected.get(method))
+    assert found.lr_orthogonal == pytest.approx(expected[method])
 
 
 def test_reflections_and_precision(tmp_path: Path) -> None:
