@@ -209,12 +209,14 @@ class Parametrization(nn.Module, ABC):
             self._mend_base()
         return self
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         """Loads a base in its own precision: one that was made on meta is still real float32."""
         saved, base = state_dict.get(prefix + "base"), self._buffers.get("base")
         if isinstance(saved, Tensor) and base is not None:
             self.base = base.to(torch.promote_types(saved.dtype, base.dtype))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._mend_base()
 
     def emit(self, X: Tensor, original: Tensor) -> Tensor:
