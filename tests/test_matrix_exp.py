@@ -172,6 +172,27 @@ def test_max_angle_takes_the_same_products_for_every_argument(dtype, p):
         assert (free(V) - bound(V)).abs().max() <= tolerance(dtype, 6, p)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+@pytest.mark.parametrize("shape", [(6, 6), (30, 30), (70, 70), (7, 3), (30, 20)])
+def test_max_angle_shortens_what_is_longer(shape, dtype):
+    chart, free = MatrixExp(*shape, max_angle=1.0), MatrixExp(*shape)
+    V = torch.randn(*shape, dtype=dtype)
+    for size in (3.0, 1e3, 1e8):
+        Z = (size * V).requires_grad_()
+        X = chart(Z)
+        assert orthonormality_residual(X).max() <= tolerance(dtype, *shape)
+        (g,) = torch.autograd.grad(X, Z, torch.randn_like(X))
+        assert g.isfinite().all()
+        if shape == (6, 6):  # a point of the same geodesic
+            angle = torch.linspace(0, 4, 4001, dtype=torch.float64)
+            A = skew_matrix(V.to(torch.complex128 if dtype.is_complex else torch.float64))
+            A = A / torch.linalg.matrix_norm(A, 2)
+            distances = [(oracle(t * A) - X).abs().max() for t in angle[1000::10]]
+            assert min(distances) <= 2e-2
+    inside = 0.2 * V / torch.linalg.matrix_norm(V, 2)
+    assert (chart(inside) - free(inside)).abs().max() <= 2 * tolerance(dtype, *shape)
+
+
 def test_groups_of_exponentials():
     A = skew_of_norm(7, 2.5)
     identity = torch.eye(7, dtype=torch.float64)

@@ -22,7 +22,7 @@ from stiefel.geometry.exponential_polynomial import (
     adjoint,
 )
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.spectral import norm_and_square
+from stiefel.geometry.spectral import norm_and_square, overestimate
 from stiefel.numerics import real_dtype
 
 __all__ = ["skew_exponential"]
@@ -45,10 +45,19 @@ def halvings(norm: Tensor, reach: float) -> Tensor:
     return torch.nan_to_num(s, nan=0.0, posinf=0.0).clamp_max(_MOST).to(torch.int64)
 
 
-def scale(A: Tensor, s: Tensor) -> Tensor:
-    """A / 2^s."""
-    factor = torch.exp2(-s.to(real_dtype(A.dtype)))
+def least_halvings(norm: float, reach: float) -> int:
+    """The same for one number."""
+    return max(0, min(math.ceil(math.log2(norm / reach)), _MOST))
+
+
+def scale(A: Tensor, factor: Tensor) -> Tensor:
+    """Each matrix times a real factor."""
     return A * factor[..., None, None]
+
+
+def powers_of_half(s: Tensor, dtype: torch.dtype) -> Tensor:
+    """2^-s in the real dtype of `dtype`."""
+    return torch.exp2(-s.to(real_dtype(dtype)))
 
 
 def flat(A: Tensor) -> Tensor:
@@ -63,8 +72,11 @@ def refine(X: Tensor) -> Tensor:
     return add_product(X, X, X.mH @ X, beta=1.5, alpha=-0.5)
 
 
-def _parts(s: Tensor) -> Iterator[Tensor | None]:
+def _parts(s: Tensor | int) -> Iterator[Tensor | None]:
     """For each squaring which matrices take part: their indices, or None for all of them."""
+    if isinstance(s, int):
+        yield from [None] * s
+        return
     least, most = (int(bound) for bound in s.aminmax())
     for k in range(most):
         yield None if k < least else (s > k).nonzero().squeeze(-1)
@@ -77,7 +89,7 @@ def squared(E: Tensor, k: int) -> Tensor:
 
 
 def squarings(
-    E: Tensor, s: Tensor, square: Callable[[Tensor, int], Tensor] = squared
+    E: Tensor, s: Tensor | int, square: Callable[[Tensor, int], Tensor] = squared
 ) -> list[Tensor]:
     """E_0, E_1 = E_0^2, ..., E_s; a matrix that needs fewer squarings stays as it is."""
     chain = [E]
@@ -91,11 +103,12 @@ def squarings(
 
 
 def unsquare(
-    G: Tensor, E: Tensor, s: Tensor, square: Callable[[Tensor, int], Tensor] = squared
+    G: Tensor, E: Tensor, s: Tensor | int, square: Callable[[Tensor, int], Tensor] = squared
 ) -> Tensor:
     """The cotangent of E_0 from that of E_s: G_k = E_k^H G_{k+1} + G_{k+1} E_k^H."""
     parts = list(_parts(s))
-    chain = squarings(E, s.clamp_max(max(len(parts) - 1, 0)), square)
+    last = max(len(parts) - 1, 0)
+    chain = squarings(E, min(s, last) if isinstance(s, int) else s.clamp_max(last), square)
     for k in reversed(range(len(parts))):
         part, F = parts[k], chain[k]
         if part is None:
@@ -120,7 +133,7 @@ def _forward_fake(
     V: Tensor, base: Tensor | None, max_angle: float | None, coordinates: bool
 ) -> tuple[Tensor, ...]:
     new = [V.new_empty(V.shape) for _ in range(5)]
-    return *new, V.new_empty(V.shape[:-2], dtype=torch.int64)
+    return *new, V.new_empty(V.shape[:-2], dtype=real_dtype(V.dtype))
 
 
 @kernel_op(
@@ -132,32 +145,35 @@ def _forward_fake(
 def _forward(
     V: Tensor, base: Tensor | None, max_angle: float | None, coordinates: bool
 ) -> tuple[Tensor, ...]:
-    """X = base exp(A); keeps the scaled A, its A2, A3 and A6, and s."""
+    """X = base exp(A); keeps the scaled A, its A2, A3 and A6, and what A was multiplied by."""
     if V.numel() == 0:
         return _forward_fake(V, base, max_angle, coordinates)
     polynomial = polynomial_for(V.dtype)
     A = skew_matrix(flat(V)) if coordinates else flat(V).clone()
-    A2 = None
+    norm, A2 = norm_and_square(A, branch=max_angle is None)
     if max_angle is None:
-        norm, A2 = norm_and_square(A)
+        s = halvings(norm, polynomial.reach)
+        factor = powers_of_half(s, A.dtype)
+        scaled = bool((s > 0).any())
     else:
-        norm = A.new_full(A.shape[:-2], max_angle, dtype=real_dtype(A.dtype))
-    s = halvings(norm, polynomial.reach)
-    if bool((s > 0).any()):
-        A, A2 = scale(A, s), None if A2 is None else scale(A2, 2 * s)
+        bound = max_angle * overestimate(A.shape[-1], complex=A.is_complex())
+        s, scaled = least_halvings(bound, polynomial.reach), True
+        factor = (bound / norm).clamp_max(1) / 2**s
+    if scaled:
+        A, A2 = scale(A, factor), None if A2 is None else scale(A2, factor.square())
     E0, A2, A3, A6 = polynomial.evaluate(A, A2)
     E = squarings(E0, s)[-1]
     X = refine(E if base is None else flat(base) @ E)
-    return *(T.reshape(V.shape) for T in (X, A, A2, A3, A6)), s.reshape(V.shape[:-2])
+    return *(T.reshape(V.shape) for T in (X, A, A2, A3, A6)), factor.reshape(V.shape[:-2])
 
 
-def _backward_fake(G, A, A2, A3, A6, s, V, base, max_angle, coordinates) -> list[Tensor]:
+def _backward_fake(G, A, A2, A3, A6, factor, V, base, max_angle, coordinates) -> list[Tensor]:
     return [V.new_empty(V.shape)]
 
 
 @kernel_op(
     "skew_exponential_backward",
-    "(Tensor G, Tensor A, Tensor A2, Tensor A3, Tensor A6, Tensor s, Tensor V, Tensor? base,"
+    "(Tensor G, Tensor A, Tensor A2, Tensor A3, Tensor A6, Tensor factor, Tensor V, Tensor? base,"
     " float? max_angle, bool coordinates) -> Tensor[]",
     fake=_backward_fake,
 )
@@ -167,7 +183,7 @@ def _backward(
     A2: Tensor,
     A3: Tensor,
     A6: Tensor,
-    s: Tensor,
+    factor: Tensor,
     V: Tensor,
     base: Tensor | None,
     max_angle: float | None,
@@ -181,9 +197,15 @@ def _backward(
     """
     if V.numel() == 0:
         return [torch.zeros_like(V)]
-    polynomial, scaled = polynomial_for(V.dtype), bool((s > 0).any())
+    polynomial = polynomial_for(V.dtype)
     A, A2, A3, A6, G = (flat(T) for T in (A, A2, A3, A6, G))
-    s = s.reshape(A.shape[:-2])
+    factor = factor.reshape(A.shape[:-2])
+    if max_angle is None:
+        s = torch.log2(factor).round().neg().to(torch.int64)
+        scaled = bool((s > 0).any())
+    else:
+        bound = max_angle * overestimate(A.shape[-1], complex=A.is_complex())
+        s, scaled = least_halvings(bound, polynomial.reach), True
     if base is not None:
         G = flat(base).mH @ G
     if scaled:
@@ -194,7 +216,7 @@ def _backward(
     inner = adjoint(P).add_(P, alpha=2).sub_(G2).sub_(adjoint(G2))
     M = add_product_(G1, A, inner)
     D = M.sub_(adjoint(M))
-    D = scale(D, s) if scaled else D
+    D = scale(D, factor) if scaled else D
     if not coordinates:
         return [D.div_(2).reshape(V.shape)]
     dV = D.triu(1)
@@ -222,8 +244,9 @@ def skew_exponential(
     Args:
         A: Skew-Hermitian matrices in float32 or better, shape ``(..., n, n)``; not checked.
         base: Matrices with orthonormal columns, same shape; the identity by default.
-        max_angle: A bound on the spectral norms of A, if one is known: nothing is estimated then
-            and the same products are taken whatever A is. A norm above it costs accuracy.
+        max_angle: A bound on the spectral norms of A, if one is known: the same products are then
+            taken whatever A is, and nothing is read back to the host. A larger A is shortened,
+            so that the result stays orthonormal; the factor counts as a constant in the derivative.
         coordinates: Whether the argument V holds free coordinates of A, orthonormal under the
             inner product ``tr(A^H A) / 2``: A = triu(V, 1) - triu(V, 1)^H, for complex V plus
             i sqrt(2) Im diag(V); its other entries do not matter.

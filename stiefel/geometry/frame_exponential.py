@@ -21,13 +21,15 @@ from stiefel.geometry.exponential_polynomial import TAYLOR, add_product_
 from stiefel.geometry.exponential_products import (
     flat,
     halvings,
+    least_halvings,
+    powers_of_half,
     refine,
     scale,
     squarings,
     unsquare,
 )
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.spectral import gram_norm, skew_norm
+from stiefel.geometry.spectral import gram_norm, overestimate, skew_norm
 from stiefel.numerics import real_dtype, tolerance
 
 __all__ = ["frame_exponential"]
@@ -35,7 +37,7 @@ __all__ = ["frame_exponential"]
 #: Norm of M up to which the Taylor polynomial is exact to rounding in float32.
 _SINGLE_REACH = 1.2
 #: Norm of M above which float32 does not do: rounding errors grow with the norm.
-_LARGE = 8.0
+_LARGE = 12.0
 #: Norm of M beyond which geodesics are followed no further: float64 has lost its angles there.
 _FARTHEST = 1e5
 #: Residual above which Newton-Schulz steps are not to be relied on.
@@ -54,34 +56,39 @@ class _Parts:
         self.N = Z - B @ a
         A = (a - a.mH.resolve_conj()) / math.sqrt(2)
         S = self.N.mH @ self.N
+        alpha, p = gram_norm(S), S.shape[-1]
+        norm, most = skew_norm(A, branch=max_angle is None) + alpha, _FARTHEST
         if max_angle is None:
-            alpha = gram_norm(S)
-            norm = skew_norm(A) + alpha
-            alpha = torch.where(alpha > 0, alpha, 1)
+            self.large = bool((norm > _LARGE).any())
         else:
-            alpha = S.new_full(S.shape[:-2], max_angle, dtype=real_dtype(S.dtype))
-            norm = 2 * alpha
-        self.large = bool((norm > _LARGE).any())
+            most = min(most, max_angle * (overestimate(p, complex=A.is_complex()) + p**0.125))
+            self.large = most > _LARGE
+        alpha = torch.where(alpha > 0, alpha, 1)
         single = real_dtype(Z.dtype) == torch.float32 and not self.large
         if real_dtype(Z.dtype) == torch.float32 and self.large:
             double = torch.complex128 if Z.is_complex() else torch.float64
             N = self.N.to(double)
             A, S, alpha, norm = A.to(double), N.mH @ N, alpha.double(), norm.double()
         self.shrink = torch.ones_like(norm[..., None, None])
-        if self.large:
-            shrink = (_FARTHEST / norm).clamp_max(1)
+        if self.large or max_angle is not None:
+            shrink = (most / norm).clamp_max(1)
             alpha, norm = alpha * shrink, norm * shrink
             self.shrink = shrink[..., None, None]
             A, S = A * self.shrink, S * self.shrink.square()
             self.N = self.N * self.shrink.to(self.N.real.dtype)
         self.alpha = alpha[..., None, None]
-        p = S.shape[-1]
         M = torch.zeros(*S.shape[:-2], 2 * p, 2 * p, dtype=S.dtype, device=S.device)
         M[..., :p, :p] = A
         M[..., :p, p:] = -S / self.alpha
         M[..., p:, :p].diagonal(dim1=-2, dim2=-1).copy_(alpha[..., None].expand(*S.shape[:-1]))
-        self.s = halvings(norm, _SINGLE_REACH if single else TAYLOR.reach)
-        self.M = scale(M, self.s)
+        reach = _SINGLE_REACH if single else TAYLOR.reach
+        if max_angle is None:
+            self.s = halvings(norm, reach)
+            self.factor = powers_of_half(self.s, M.dtype)
+        else:
+            self.s = least_halvings(most, reach)
+            self.factor = torch.full_like(norm, 0.5**self.s)
+        self.M = scale(M, self.factor)
 
 
 def _orthonormal(X: Tensor, large: bool) -> Tensor:
@@ -146,7 +153,7 @@ def _backward(G: Tensor, Z: Tensor, B: Tensor, max_angle: float | None) -> list[
     add_product_(G2, G3, adjoint)
     add_product_(G1, M2.mH.resolve_conj(), G3)
     add_product_(G1, G2, adjoint)
-    dM = scale(add_product_(G1, adjoint, G2), s)
+    dM = scale(add_product_(G1, adjoint, G2), parts.factor)
     dA, dS = dM[..., :p, :p], dM[..., :p, p:] / -alpha
     da = ((dA - dA.mH.resolve_conj()) / math.sqrt(2)).to(Z.dtype)
     dS = (dS + dS.mH.resolve_conj()).to(Z.dtype)
@@ -170,7 +177,9 @@ def frame_exponential(Z: Tensor, B: Tensor, *, max_angle: float | None = None) -
     Args:
         Z: Coordinates in float32 or better, shape ``(..., n, p)``, n >= p.
         B: Matrices with orthonormal columns, same shape and dtype; a constant: it has no gradient.
-        max_angle: A bound on the spectral norm of u, if one is known: nothing is estimated then.
+        max_angle: A bound on the spectral norms of A and of N, if one is known: the same products
+            are then taken whatever Z is. A longer u is shortened, by a factor that counts as a
+            constant in the derivative.
 
     Returns:
         Shape ``(..., n, p)``.

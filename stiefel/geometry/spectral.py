@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefel.numerics import real_dtype
 
-__all__ = ["gram_norm", "norm_and_square", "skew_norm"]
+__all__ = ["gram_norm", "norm_and_square", "overestimate", "skew_norm"]
 
 #: Up to these sizes |A^2| and |A^4| bound the norm well, and cost less than the power iteration.
 _TINY, _SMALL = 16, 64
@@ -17,7 +17,7 @@ _VECTORS, _APPLICATIONS, _MARGIN = 4, 14, 1.08
 _FEEBLE = 1e-3
 
 
-def norm_and_square(A: Tensor) -> tuple[Tensor, Tensor | None]:
+def norm_and_square(A: Tensor, *, branch: bool = True) -> tuple[Tensor, Tensor | None]:
     """About the spectral norms of normal matrices: not below 0.9 of them, or not by much above.
 
     Up to 64 rows ``(|A^k|_F^2 / m)^(1 / 2k)``, an upper bound (m is the multiplicity of the largest
@@ -27,6 +27,7 @@ def norm_and_square(A: Tensor) -> tuple[Tensor, Tensor | None]:
 
     Args:
         A: Skew-Hermitian matrices, shape ``(m, n, n)`` or ``(n, n)``.
+        branch: Whether to look at the entries first, and leave out the scaling where it can be.
 
     Returns:
         The norms, shape ``(m,)`` or ``()``, in the real dtype of A, and A^2 if it was computed.
@@ -35,7 +36,7 @@ def norm_and_square(A: Tensor) -> tuple[Tensor, Tensor | None]:
     n = A.shape[-1]
     if n > _SMALL:
         return _MARGIN * _power_iteration(_unit(A, largest)) * largest, None
-    if bool(((largest > _FEEBLE) & (largest < 1 / _FEEBLE)).all()):
+    if branch and bool(((largest > _FEEBLE) & (largest < 1 / _FEEBLE)).all()):
         square = A @ A
         return _moment(square), square
     unit = _unit(A, largest)
@@ -68,9 +69,17 @@ def _power_iteration(A: Tensor) -> Tensor:
     return length.amax((-2, -1))
 
 
-def skew_norm(A: Tensor) -> Tensor:
+def skew_norm(A: Tensor, *, branch: bool = True) -> Tensor:
     """The first result of `norm_and_square`."""
-    return norm_and_square(A)[0]
+    return norm_and_square(A, branch=branch)[0]
+
+
+def overestimate(n: int, *, complex: bool) -> float:
+    """By what factor, at most, `skew_norm` is above the norm of an n x n matrix."""
+    if n > _SMALL:
+        return _MARGIN
+    k = 2 if n <= _TINY else 4
+    return max(n if complex else n / 2, 1) ** (0.5 / k)
 
 
 def gram_norm(S: Tensor) -> Tensor:

@@ -46,9 +46,9 @@ class MatrixExp(OneComponent):
         project_every: Rebases between projections of the base to the nearest point, which take
             away the rounding errors of many rebases; None for none. The weight itself is taken to
             orthonormality at every forward pass.
-        max_angle: A bound on the spectral norm of A, if one is known (or enforced by the
-            optimizer): the same products are then taken whatever V is, and nothing is estimated.
-            Beyond the bound the weight loses its orthonormality.
+        max_angle: A bound on the spectral norm of u, if one is known: the same products are then
+            taken whatever V is, and nothing is read back to the host. A longer u is shortened:
+            the weight stays orthonormal, and a little beyond the bound it no longer moves away.
 
     Raises:
         ShapeError: If n < p.
