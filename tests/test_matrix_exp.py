@@ -411,3 +411,18 @@ def test_options_that_do_not_go_together():
         MatrixExp(4, max_angle=-1.0)
     with pytest.raises(ConfigurationError, match="via='matrix_exp'"):
         stiefel.orthogonal(nn.Linear(4, 4), via="dtriv", rebase_every=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+def test_large_batches_are_computed_in_pieces(dtype, monkeypatch):
+    chart = MatrixExp(4, batch=(5, 20))
+    chart.set_base(haar(4, 4, (5, 20), dtype=dtype))
+    V = (2 * torch.randn(5, 20, 4, 4, dtype=dtype)).requires_grad_()
+    G = torch.randn_like(V)
+    whole = chart(V)
+    (g,) = torch.autograd.grad(whole, V, G)
+    monkeypatch.setattr("stiefel.geometry.exponential_products._PIECE", 16 * 8)
+    pieces = chart(V)
+    (h,) = torch.autograd.grad(pieces, V, G)
+    assert (whole - pieces).abs().max() <= tolerance(dtype, 4, 4)
+    assert (g - h).abs().max() <= 20 * tolerance(dtype, 4, 4)

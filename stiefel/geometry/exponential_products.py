@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from stiefel.numerics import real_dtype
 
 __all__ = ["skew_exponential"]
 
+#: Entries of a piece of a batch of small matrices.
+_PIECE = 131072
 #: Squarings between two Newton-Schulz steps: each doubles the distance from orthonormality.
 _STRIDE = 3
 #: More squarings than this leave nothing of the angles in any dtype.
@@ -65,6 +68,26 @@ def flat(A: Tensor) -> Tensor:
     if A.shape[:-2].numel() == 1:
         return A.reshape(A.shape[-2:])
     return A.reshape(-1, *A.shape[-2:])
+
+
+def by_pieces(
+    body: Callable[..., tuple[Tensor, ...]], *tensors: Tensor | None, options: tuple[Any, ...]
+) -> list[Tensor]:
+    """Applies a body to flat tensors: large batches of small matrices on the CPU in pieces.
+
+    What a piece needs stays in the cache, and its memory is not returned to the system and asked
+    for again at every step.
+    """
+    first = tensors[0]
+    assert first is not None
+    size = first.shape[-2:].numel()
+    step = max(_PIECE // size, 1)
+    if first.device.type != "cpu" or 8 * size > _PIECE or first.numel() < 2 * _PIECE:
+        return list(body(*tensors, *options))
+    count = -(-first.shape[0] // step)
+    pieces = [[None] * count if T is None else T.split(step) for T in tensors]
+    results = [body(*piece, *options) for piece in zip(*pieces, strict=True)]
+    return [torch.cat(parts) for parts in zip(*results, strict=True)]
 
 
 def refine(X: Tensor) -> Tensor:
@@ -148,8 +171,16 @@ def _forward(
     """X = base exp(A); keeps the scaled A, its A2, A3 and A6, and what A was multiplied by."""
     if V.numel() == 0:
         return _forward_fake(V, base, max_angle, coordinates)
+    flats = (flat(V), None if base is None else flat(base))
+    *kept, factor = by_pieces(_forward_body, *flats, options=(max_angle, coordinates))
+    return *(T.reshape(V.shape) for T in kept), factor.reshape(V.shape[:-2])
+
+
+def _forward_body(
+    V: Tensor, base: Tensor | None, max_angle: float | None, coordinates: bool
+) -> tuple[Tensor, ...]:
     polynomial = polynomial_for(V.dtype)
-    A = skew_matrix(flat(V)) if coordinates else flat(V).clone()
+    A = skew_matrix(V) if coordinates else V.clone()
     norm, A2 = norm_and_square(A, branch=max_angle is None)
     if max_angle is None:
         s = halvings(norm, polynomial.reach)
@@ -163,8 +194,7 @@ def _forward(
         A, A2 = scale(A, factor), None if A2 is None else scale(A2, factor.square())
     E0, A2, A3, A6 = polynomial.evaluate(A, A2)
     E = squarings(E0, s)[-1]
-    X = refine(E if base is None else flat(base) @ E)
-    return *(T.reshape(V.shape) for T in (X, A, A2, A3, A6)), factor.reshape(V.shape[:-2])
+    return refine(E if base is None else base @ E), A, A2, A3, A6, factor
 
 
 def _backward_fake(G, A, A2, A3, A6, factor, V, base, max_angle, coordinates) -> list[Tensor]:
@@ -189,17 +219,33 @@ def _backward(
     max_angle: float | None,
     coordinates: bool,
 ) -> list[Tensor]:
-    """Back through the base, the squarings, and the polynomial.
+    """Back through the base, the squarings, and the polynomial."""
+    if V.numel() == 0:
+        return [torch.zeros_like(V)]
+    flats = [None if T is None else flat(T) for T in (G, A, A2, A3, A6, base)]
+    factor = factor.reshape(flats[0].shape[:-2])  # pyright: ignore[reportOptionalMemberAccess]
+    (dV,) = by_pieces(_backward_body, *flats, factor, options=(max_angle, coordinates))
+    return [dV.reshape(V.shape)]
+
+
+def _backward_body(
+    G: Tensor,
+    A: Tensor,
+    A2: Tensor,
+    A3: Tensor,
+    A6: Tensor,
+    base: Tensor | None,
+    factor: Tensor,
+    max_angle: float | None,
+    coordinates: bool,
+) -> tuple[Tensor]:
+    """The gradient of V.
 
     Only the skew part of the result counts, so only the skew part H3 of the cotangent of A3 and
     the Hermitian part H2 of that of A2 do; with P = A H3 their share is
     skew(A (2 P + P^H - 2 H2)): two products in place of four.
     """
-    if V.numel() == 0:
-        return [torch.zeros_like(V)]
-    polynomial = polynomial_for(V.dtype)
-    A, A2, A3, A6, G = (flat(T) for T in (A, A2, A3, A6, G))
-    factor = factor.reshape(A.shape[:-2])
+    polynomial = polynomial_for(A.dtype)
     if max_angle is None:
         s = torch.log2(factor).round().neg().to(torch.int64)
         scaled = bool((s > 0).any())
@@ -207,7 +253,7 @@ def _backward(
         bound = max_angle * overestimate(A.shape[-1], complex=A.is_complex())
         s, scaled = least_halvings(bound, polynomial.reach), True
     if base is not None:
-        G = flat(base).mH @ G
+        G = base.mH @ G
     if scaled:
         G = unsquare(G, polynomial.last(A, A2, A3, A6), s)
     G1, G2, G3 = polynomial.cotangents(G, A, A2, A3, A6)
@@ -218,11 +264,11 @@ def _backward(
     D = M.sub_(adjoint(M))
     D = scale(D, factor) if scaled else D
     if not coordinates:
-        return [D.div_(2).reshape(V.shape)]
+        return (D.div_(2),)
     dV = D.triu(1)
-    if V.is_complex():
+    if D.is_complex():
         dV.diagonal(dim1=-2, dim2=-1).copy_(D.diagonal(dim1=-2, dim2=-1) / math.sqrt(2))
-    return [dV.reshape(V.shape)]
+    return (dV,)
 
 
 _skew_exponential = differentiable(_forward, _backward, name="skew_exponential")

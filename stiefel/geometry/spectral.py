@@ -32,7 +32,7 @@ def norm_and_square(A: Tensor, *, branch: bool = True) -> tuple[Tensor, Tensor |
     Returns:
         The norms, shape ``(m,)`` or ``()``, in the real dtype of A, and A^2 if it was computed.
     """
-    largest = torch.linalg.vector_norm(A, float("inf"), dim=(-2, -1))
+    largest = A.abs().amax((-2, -1))
     n = A.shape[-1]
     if n > _SMALL:
         return _MARGIN * _power_iteration(_unit(A, largest)) * largest, None
