@@ -53,9 +53,10 @@ def orthogonal(
     Args:
         module: A module with a matrix, matrices ``(..., n, p)``, or a convolution kernel.
         name: The weight.
-        via: How it is trained: a chart (``"cwy"``, ``"tcwy"``), ``"riemannian"``, a short form
-            (``"rgd-c-c"``, ``"rgd-e-c"``, ``"rgd-c-qr"``, ``"rgd-e-qr"``), or a chart made by
-            hand.
+        via: How it is trained: a chart (a name of `stiefel.parametrizations.CHARTS`, such as
+            ``"cwy"``, ``"tcwy"``, ``"matrix_exp"``, ``"cayley"``), ``"riemannian"``, a short form
+            (``"rgd-c-c"``, ``"rgd-e-qr"``, ``"exprnn"``, ``"dtriv"``, ``"scornn"``, ...; an unknown
+            name lists them all), or a chart made by hand.
         init: None keeps the current value as said above; ``"keep"`` raises where that is not
             possible; ``"chart"`` takes the chart's own start; a name of
             `stiefel.init.INITIALIZERS` (``"haar"``, ``"henaff"``, ...) or a callable
@@ -66,8 +67,8 @@ def orthogonal(
             ``("convolution", scale)``, ``("blocks", count)`` or a `View`; None chooses by module.
         weight_dtype: Dtype of the emitted weight; the stored dtype by default.
         generator: Source of randomness of `init` and of the chart's own start.
-        **options: Options of the chart, such as ``reflections=`` of ``"cwy"`` or
-            ``retraction=`` of ``"riemannian"``.
+        **options: Options of the chart, such as ``reflections=`` of ``"cwy"``,
+            ``rebase_every=`` of ``"matrix_exp"`` or ``retraction=`` of ``"riemannian"``.
 
     Returns:
         The module, changed in place.
