@@ -16,6 +16,7 @@ __all__ = [
     "cayley_stacked",
     "eigh_linear",
     "geotorch_linear",
+    "loop_linear",
     "reflect",
     "tame_proxy",
     "torch_batch",
@@ -138,6 +139,36 @@ def cayley_dense(x: Tensor, u: Tensor) -> Tensor:
     skew = skew - skew.mT
     eye = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
     return torch.linalg.solve(eye - skew / 2, x + skew @ x / 2)
+
+
+class LoopHouseholder(nn.Module):
+    """H(v_1) ... H(v_L) as a loop of rank-one updates under autograd, the textbook HR."""
+
+    def forward(self, original: Tensor) -> Tensor:
+        """Multiplies the reflections one by one; autograd keeps every partial product.
+
+        Args:
+            original: Reflection vectors ``(n, L)``.
+
+        Returns:
+            ``(n, n)``.
+        """
+        n = original.shape[-2]
+        Q = torch.eye(n, dtype=original.dtype, device=original.device)
+        units = original / torch.linalg.vector_norm(original, dim=-2, keepdim=True)
+        for u in reversed(units.unbind(-1)):
+            Q = torch.addr(Q, u, u @ Q, alpha=-2)
+        return Q
+
+
+def loop_linear(n: int, device: str) -> nn.Linear:
+    """Returns a layer with an (n, n) weight made by `LoopHouseholder` from Gaussian vectors."""
+    layer = _linear(n, n, device)
+    parametrize.register_parametrization(layer, "weight", LoopHouseholder(), unsafe=True)
+    with torch.no_grad():
+        for leaf in layer.parameters():
+            leaf.normal_()
+    return layer
 
 
 class EighOrthonormal(nn.Module):

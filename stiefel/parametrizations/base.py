@@ -46,10 +46,6 @@ class Parametrization(nn.Module, ABC):
         batch: Leading dimensions, a tuple.
         rebase_every: Steps between rebases that the chart asks of an optimizer; None for none.
         weight_dtype: Dtype of the weight; None for `point_dtype` of the originals.
-        has_base: Whether the chart is centred at a point, the buffer `base`, that moves. The
-            buffer stays in float32 or better, whatever the module is cast to.
-        inverts: Whether `right_inverse` finds coordinates of a point at all.
-        fixed_determinant: The determinant of every real weight, where an option fixes it.
 
     Raises:
         ShapeError: If n < p or p < 1.
@@ -64,7 +60,8 @@ class Parametrization(nn.Module, ABC):
     batched: ClassVar[bool] = True
     #: Whether the coordinates are a matrix near the weight, so that a point is its own.
     proxy: ClassVar[bool] = False
-    #: Whether the chart is centred at a point, the buffer `base`, that `rebase` moves.
+    #: Whether the chart is centred at a point, the buffer `base`, that `rebase` moves. The buffer
+    #: stays in float32 or better, whatever the module is cast to.
     has_base: bool = False
     #: Whether `right_inverse` finds coordinates of a point at all.
     inverts: bool = True
