@@ -80,8 +80,8 @@ def _square(n: int, settings: Settings) -> Iterator[Section]:
                 "serial": cost.serial,
                 "parallel": cost.parallel,
                 "flops of a build": cost.flops,
-                "products": times.get(cost.via, 0.0),
-                "saved": saved.get(cost.via, 0.0),
+                "products": times.get(cost.via),
+                "saved": saved.get(cost.via),
             },
         )
         for cost in SQUARE

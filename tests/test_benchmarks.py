@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.__main__ import NAMES, main
+from benchmarks.costs import FRAMES
 from benchmarks.harness import (
     Absent,
     Case,
@@ -169,6 +170,23 @@ def test_table_aligns_and_rounds():
     assert [cell.strip() for cell in lines[2].split("|")[1:-1]] == ["a", "1,234", "3", "1.2e-07"]
 
 
+def test_tables_are_written_between_the_marks(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- a: begin -->\nold\n<!-- a: end -->\nafter\n")
+    report.write(page, "a", "| new |")
+    assert page.read_text() == "before\n<!-- a: begin -->\n| new |\n<!-- a: end -->\nafter\n"
+    with pytest.raises(ValueError, match="expected the lines <!-- b: begin -->"):
+        report.write(page, "b", "lost")
+    assert "new" in page.read_text()
+
+
+def test_words_and_numbers_share_a_table():
+    lines = report.table([Row("a", {"covers": "all", "ms": 1.5, "saved": None})]).splitlines()
+    assert [cell.strip() for cell in lines[2].split("|")[1:-1]] == ["a", "all", "1.5", ""]
+    assert lines[1].split("|")[2].strip(" -") == ""
+    assert lines[1].split("|")[3].endswith(": ")
+
+
 def test_goal_lines():
     lines = report.goal_lines([Verdict("x", 2.0, 3.0, False), Verdict("y", None, 1.0, None, "no")])
     assert lines == ["goal: x: 2 (bound 3): NOT MET", "goal: y: - (bound 1): not judged, no"]
@@ -181,6 +199,14 @@ def test_record_is_plain_json_without_host_or_path():
     assert json.loads(text)["machine"]["threads"] == torch.get_num_threads()
     assert not platform.node() or platform.node() not in text
     assert str(Path.home()) not in text
+
+
+@pytest.mark.parametrize(("n", "m"), [(1024, 128), (200, 200), (17, 1), (30_000, 50)])
+def test_the_paper_orders_the_methods_by_flops(n: int, m: int):
+    counts = [cost.count(n, m) for cost in FRAMES if cost.count is not None]
+    assert [cost.name for cost in FRAMES][-1] == "RGD-E-C"  # its first term is not known
+    assert counts == sorted(counts)
+    assert len(set(counts)) == len(counts) == 5
 
 
 def test_forms_of_the_cayley_retraction_agree():
