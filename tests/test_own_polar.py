@@ -164,7 +164,7 @@ class TestFactors:
 
         count = []
         step = newton_schulz._step
-        monkeypatch.setattr(newton_schulz, "_step", lambda *a: count.append(1) or step(*a))
+        monkeypatch.setattr(newton_schulz, "_step", lambda *a, **k: count.append(1) or step(*a, **k))
         for Z, most in [
             (7 * haar(40, dtype=REAL), 2),
             (haar(40, dtype=REAL) + 0.01 * torch.randn(40, 40, dtype=REAL) / 40**0.5, 5),

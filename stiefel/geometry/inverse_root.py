@@ -8,7 +8,16 @@ from torch.linalg import LinAlgError  # pyright: ignore[reportAttributeAccessIss
 
 from stiefel.geometry.guard import guarded
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.polar_gradient import keeps_left, pairs_fake, polar_gradient
+from stiefel.geometry.newton_schulz import newton_schulz, newton_schulz_factor
+from stiefel.geometry.polar_gradient import (
+    gradient_by_products,
+    keeps_left,
+    near_identity,
+    pairs_fake,
+    polar_gradient,
+    prefers_products,
+)
+from stiefel.geometry.proxy_scale import double, scaled, svd_pairs
 from stiefel.numerics import real_dtype
 
 __all__ = ["gram_polar_factor"]
@@ -27,40 +36,6 @@ _LARGE = 0.2
 _NARROW = 64
 
 _Pairs = tuple[Tensor, Tensor, Tensor]
-
-
-def _double(Z: Tensor) -> Tensor:
-    return Z.to(torch.complex128 if Z.is_complex() else torch.float64)
-
-
-def scaled(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Z with entries whose squares are in range, what it was divided by, and which are not finite.
-
-    Matrices whose largest entry is between 1e-4 and 1e4 are left as they are; matrices with a NaN
-    or an infinity become zero.
-
-    Args:
-        Z: Matrices, shape ``(..., n, p)``.
-
-    Returns:
-        Z ``(..., n, p)``, its divisor and the flag, both ``(..., 1, 1)``.
-    """
-    least, most = (
-        (torch.view_as_real(Z) if Z.is_complex() else Z).flatten(Z.ndim - 2).aminmax(dim=-1)
-    )
-    largest = torch.maximum(most, -least)[..., None, None]  # entry, or part of a complex one
-    bad = ~largest.isfinite()
-    plain = (largest > 1e-4) & (largest < 1e4)
-    scale = torch.where(bad | (largest == 0) | plain, 1, largest)
-    if bool(plain.all()):
-        return Z, scale, bad
-    return torch.where(bad, 0, Z / scale), scale, bad
-
-
-def svd_pairs(Z: Tensor) -> _Pairs:
-    """U, s and V of the singular value decomposition in float64, whatever the rank of Z."""
-    U, s, Vh = torch.linalg.svd(_double(Z), full_matrices=False)
-    return U.to(Z.dtype), s.to(real_dtype(Z.dtype)), Vh.mH.resolve_conj().to(Z.dtype)
 
 
 def _toward_polar(U: Tensor, s: Tensor, columns: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +57,7 @@ def _toward_polar(U: Tensor, s: Tensor, columns: int) -> tuple[Tensor, Tensor]:
 
 def _small_block(Z: Tensor, V: Tensor) -> _Pairs:
     """Singular values and vectors of Z on the span of a few columns V, in float64."""
-    Y = _double(Z) @ _double(V)
+    Y = double(Z) @ double(V)
     if real_dtype(Z.dtype) == torch.float64:
         U, s, Qh = torch.linalg.svd(Y, full_matrices=False)
         return U, s, V @ Qh.mH
@@ -90,10 +65,10 @@ def _small_block(Z: Tensor, V: Tensor) -> _Pairs:
     Y = Y @ Q
     s = torch.linalg.vector_norm(Y, dim=-2)
     U = Y / s.clamp_min(torch.finfo(s.dtype).tiny).unsqueeze(-2)
-    return U.to(Z.dtype), s.to(real_dtype(Z.dtype)), (_double(V) @ Q).to(V.dtype)
+    return U.to(Z.dtype), s.to(real_dtype(Z.dtype)), (double(V) @ Q).to(V.dtype)
 
 
-def gram_pairs(Z: Tensor) -> _Pairs:
+def gram_pairs(Z: Tensor, S: Tensor) -> _Pairs:
     """U with orthonormal columns, s and V with ``Z = U diag(s) V^H`` to rounding, by eigenvalues.
 
     ``Z^H Z = V diag(l) V^H`` first. Rounding of the Gram matrix, eps |Z|^2, spoils the directions
@@ -102,15 +77,19 @@ def gram_pairs(Z: Tensor) -> _Pairs:
 
     Args:
         Z: Matrices with entries of order one, shape ``(..., n, p)``, finite.
+        S: Their Gram matrices Z^H Z, shape ``(..., p, p)``.
 
     Returns:
         U ``(..., n, p)``, s ``(..., p)`` and V ``(..., p, p)``.
     """
     real = real_dtype(Z.dtype)
     narrow = Z.shape[-1] <= _NARROW and Z.shape[-2] <= 2 * _NARROW
-    lifted = _double(Z) if narrow else Z
+    lifted = double(Z) if narrow else Z
+    small = _SMALL[real]
+    if lifted is not Z:
+        S, small = lifted.mH @ lifted, _SMALL_LIFTED
     try:
-        U, s, V = _eigen_pairs(lifted, _SMALL[real] if lifted is Z else _SMALL_LIFTED)
+        U, s, V = _eigen_pairs(lifted, S, small)
     except LinAlgError:
         return svd_pairs(Z)
     null = ~(s.amin(-1) > _NULL[real] * s.amax(-1)) if s.numel() else s.new_zeros(0).bool()
@@ -122,9 +101,9 @@ def gram_pairs(Z: Tensor) -> _Pairs:
     return U, s, V
 
 
-def _eigen_pairs(Z: Tensor, small: float) -> _Pairs:
+def _eigen_pairs(Z: Tensor, S: Tensor, small: float) -> _Pairs:
     real = real_dtype(Z.dtype)
-    _, V = torch.linalg.eigh(Z.mH @ Z)
+    _, V = torch.linalg.eigh(S)
     U = Z @ V
     s = torch.linalg.vector_norm(U, dim=-2)
     few = s < small * s.amax(-1, keepdim=True)
@@ -144,10 +123,10 @@ def _eigen_pairs(Z: Tensor, small: float) -> _Pairs:
     return U, s, V
 
 
-def _tall_polar(Z: Tensor) -> _Pairs | None:
+def _tall_polar(Z: Tensor, S: Tensor) -> _Pairs | None:
     """W, s and V by four n x p products, if every singular value is large; else None."""
     try:
-        squares, V = torch.linalg.eigh(Z.mH @ Z)
+        squares, V = torch.linalg.eigh(S)
     except LinAlgError:
         return None
     s = squares.clamp_min(0).sqrt()
@@ -158,33 +137,51 @@ def _tall_polar(Z: Tensor) -> _Pairs | None:
     return W @ (1.5 * torch.eye(C.shape[-1], dtype=C.dtype, device=C.device) - C / 2), s, V
 
 
-@kernel_op("gram_polar", "(Tensor Z) -> (Tensor, Tensor, Tensor, Tensor)", fake=pairs_fake)
-def _gram_polar(Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """W, and for the backward pass U, s and V."""
+def _fake(Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    W, U, s, V = pairs_fake(Z)
+    return W, Z.new_empty(Z.shape[:-2], dtype=torch.bool), U, s, V
+
+
+@kernel_op("gram_polar", "(Tensor Z) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", fake=_fake)
+def _gram_polar(Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """W, and for the backward pass whether there are pairs, and U, s and V if so."""
     Z, scale, bad = scaled(Z)
     left = keeps_left(*Z.shape[-2:])
-    tall = None if left else _tall_polar(Z)
-    if tall is None:
-        U, s, V = gram_pairs(Z)
-        W = U @ V.mH
+    S = Z.mH @ Z
+    if left and bool(near_identity(S).all()):
+        W = newton_schulz(Z)
+        _, kept, s, V = pairs_fake(Z)
+        paired = torch.zeros(Z.shape[:-2], dtype=torch.bool, device=Z.device)
     else:
-        W, s, V = tall
-        U = W
+        W, U, s, V = _by_eigenvalues(Z, S, left)
+        kept = U if left else U.new_empty(*U.shape[:-2], 0, U.shape[-1])
+        s = s * scale.squeeze(-1)
+        paired = torch.ones(Z.shape[:-2], dtype=torch.bool, device=Z.device)
     if bool(bad.any()):
         W = torch.where(bad, torch.nan, W)
-    kept = U if left else U.new_empty(*U.shape[:-2], 0, U.shape[-1])
-    return W, kept, s * scale.squeeze(-1), V
+    return W, paired, kept, s, V
+
+
+def _by_eigenvalues(Z: Tensor, S: Tensor, left: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tall = None if left else _tall_polar(Z, S)
+    if tall is None:
+        U, s, V = gram_pairs(Z, S)
+        return U @ V.mH, U, s, V
+    W, s, V = tall
+    return W, W, s, V
 
 
 @kernel_op(
     "gram_polar_backward",
-    "(Tensor grad, Tensor W, Tensor U, Tensor s, Tensor V, Tensor Z) -> Tensor[]",
-    fake=lambda grad, W, U, s, V, Z: [Z.new_empty(Z.shape)],
+    "(Tensor grad, Tensor W, Tensor paired, Tensor U, Tensor s, Tensor V, Tensor Z) -> Tensor[]",
+    fake=lambda grad, W, paired, U, s, V, Z: [Z.new_empty(Z.shape)],
 )
 def _gram_polar_backward(
-    grad: Tensor, W: Tensor, U: Tensor, s: Tensor, V: Tensor, Z: Tensor
+    grad: Tensor, W: Tensor, paired: Tensor, U: Tensor, s: Tensor, V: Tensor, Z: Tensor
 ) -> list[Tensor]:
-    return [polar_gradient(grad, W, U, s, V)]
+    if bool(paired.all()):
+        return [polar_gradient(grad, W, U, s, V)]
+    return [gradient_by_products(grad, W, Z)]
 
 
 _gram_polar_factor = differentiable(
@@ -212,4 +209,6 @@ def gram_polar_factor(Z: Tensor) -> Tensor:
         ShapeError: If n < p.
         DoubleBackwardError: In a second derivative.
     """
+    if keeps_left(*Z.shape[-2:]) and prefers_products(Z):
+        return newton_schulz_factor(Z)
     return _gram_polar_factor(Z)

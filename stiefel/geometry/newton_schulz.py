@@ -6,17 +6,21 @@ import torch
 from torch import Tensor
 
 from stiefel.geometry.guard import guarded
-from stiefel.geometry.inverse_root import scaled, svd_pairs
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.polar_gradient import keeps_left, polar_gradient
-from stiefel.numerics import real_dtype
+from stiefel.geometry.polar_gradient import gradient_by_products
+from stiefel.geometry.proxy_scale import scaled, svd_pairs
 
 __all__ = ["newton_schulz_factor"]
 
 #: Steps after which a matrix goes to the SVD: condition numbers up to about 1e8 need fewer.
 _MOST_STEPS = 40
-#: Where nothing is known of the smallest singular value, relative to the largest.
-_GUESS = 1e-3
+#: Where nothing is known of the smallest singular value it is taken to be this, divided by the
+#: number of columns, of the largest one, as of Gaussian matrices.
+_GUESS = 0.2
+#: Where that was too much, and a few steps did not help.
+_SMALLER = 0.1
+#: Where |X^H X - I|_F is less no factor is taken: it says too little of single eigenvalues.
+_CLOSE = 0.1
 #: Largest factor before a step. A singular value 1 becomes 0.35 then and small ones grow 2.4-fold;
 #: at sqrt(3) growth would be 2.6-fold, but the singular value 1 would lose all its digits.
 _MOST_SCALE = 1.6
@@ -26,48 +30,74 @@ def _cubic(x: Tensor) -> Tensor:
     return x * (3 - x * x) / 2
 
 
-def _step(X: Tensor, S: Tensor, rho: Tensor) -> Tensor:
-    """``rho X (3 I - rho^2 X^H X) / 2``, S = X^H X, rho of shape (batch)."""
-    rho = rho[:, None, None]
-    T = S * (-(rho**3) / 2)
-    T.diagonal(dim1=-2, dim2=-1).add_(1.5 * rho[..., 0])
-    return X @ T
+def _step(X: Tensor, E: Tensor, rho: Tensor, out: Tensor) -> Tensor:
+    """``rho X (3 I - rho^2 X^H X) / 2`` in `out`; E = X^H X - I is overwritten, rho is (batch)."""
+    cube = rho**3 / 2
+    T = E.mul_(-cube[:, None, None])
+    T.diagonal(dim1=-2, dim2=-1).add_((1.5 * rho - cube)[:, None])
+    return torch.bmm(X, T, out=out)
 
 
-def _distance(S: Tensor) -> Tensor:
-    """``|S - I|_F`` of each matrix."""
-    off = S.clone()
-    off.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return torch.linalg.vector_norm(off, dim=(-2, -1))
+def _away(S: Tensor) -> tuple[Tensor, Tensor]:
+    """E = S - I (in the place of S), and ``|E|_F`` of each matrix."""
+    S.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return S, torch.linalg.vector_norm(S, dim=(-2, -1))
+
+
+def _first_bounds(S: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds of the eigenvalues of each Gram matrix S (B, p, p): most, and least relative to most.
+
+    All are within ``c |S / c - I|_F`` of their mean c; where that says nothing of the least one, it
+    is taken to be that of a square Gaussian matrix.
+    """
+    p = S.shape[-1]
+    c = S.diagonal(dim1=-2, dim2=-1).real.mean(-1)
+    size = torch.linalg.vector_norm(S, dim=(-2, -1))
+    width = (
+        (size.square() - p * c.square()).clamp_min(p * torch.finfo(c.dtype).eps * c.square()).sqrt()
+    )
+    most = torch.minimum(c + width, size)  # |S|_2 <= |S|_F
+    most = torch.where(most > 0, most, 1)
+    return most, ((c - width) / most).clamp_min((_GUESS / p) ** 2)
+
+
+def _least(low: Tensor, r: Tensor, p: int) -> Tensor:
+    """What the least singular value is taken to be, from a guess and r = |X^H X - I|_F."""
+    known = (1 - r).clamp_min(0).sqrt()  # for singular values are at most 1
+    low = torch.maximum(low, known)
+    too_high = r > p**0.5 * (1 - low * low)
+    return torch.where(too_high, known.clamp_min(_SMALLER), low)
 
 
 def _iterate(Z: Tensor) -> tuple[Tensor, Tensor]:
     """Polar factors of a batch (B, n, p), and which of them are done."""
-    real = real_dtype(Z.dtype)
-    W, done = Z.clone(), torch.zeros(len(Z), dtype=torch.bool, device=Z.device)
     S = Z.mH @ Z
-    rows = S.abs().sum(-1).amax(-1)  # |S|_2 <= min(|S|_1, |S|_F)
-    bound = torch.minimum(rows, torch.linalg.vector_norm(S, dim=(-2, -1)))
-    bound = torch.where(bound > 0, bound, 1).sqrt()[:, None, None]
-    X, S = Z / bound, S / bound**2
+    most, least = _first_bounds(S)
+    low = least.sqrt()
+    X = Z / most.sqrt()[:, None, None]
+    S /= most[:, None, None]
+    Y = torch.empty_like(X)  # memory is used again: to allocate it takes longer than a product
+    W, done = torch.empty_like(Z), torch.zeros(len(Z), dtype=torch.bool, device=Z.device)
     index = torch.arange(len(Z), device=Z.device)
-    low = torch.full((len(Z),), _GUESS, dtype=real, device=Z.device)
-    near = torch.finfo(real).eps ** 0.5 / 2  # the step after leaves its square
+    near = torch.finfo(low.dtype).eps ** 0.5 / 2  # the step after leaves its square
     for _ in range(_MOST_STEPS):
-        r = _distance(S)
-        low = torch.maximum(low, (1 - r).clamp_min(0).sqrt())  # singular values are at most 1
+        E, r = _away(S)
+        low = _least(low, r, Z.shape[-1])
         rho = (3 / (1 + low + low * low)).sqrt().clamp_max(_MOST_SCALE)
-        rho = torch.where(r < near, 1, rho)
-        X = _step(X, S, rho)
+        rho = torch.where(r < _CLOSE, 1, rho)
+        X, Y = _step(X, E, rho, out=Y), X
         low = torch.minimum(_cubic(rho * low), _cubic(rho))
         ended = r < near
         count = int(ended.sum())
+        if count == len(Z):
+            return X, ended
         if 2 * count > len(X):
             W[index[ended]], done[index[ended]] = X[ended], True
             X, index, low = X[~ended], index[~ended], low[~ended]
+            Y, S = torch.empty_like(X), S[: len(X)]
         if len(X) == 0:
             break
-        S = X.mH @ X
+        S = torch.bmm(X.mH, X, out=S)
     return W, done
 
 
@@ -77,7 +107,7 @@ def newton_schulz(Z: Tensor) -> Tensor:
     if n > 4 * p:
         Q, Z = torch.linalg.qr(Z)
         return Q @ newton_schulz(Z)
-    flat = Z.reshape(-1, n, p)
+    flat = Z.reshape(-1, n, p).contiguous()
     W, done = _iterate(flat)
     if not bool(done.all()):
         U, _, V = svd_pairs(flat[~done])
@@ -98,13 +128,7 @@ def _newton_schulz(Z: Tensor) -> list[Tensor]:
     fake=lambda grad, W, Z: [Z.new_empty(Z.shape)],
 )
 def _newton_schulz_backward(grad: Tensor, W: Tensor, Z: Tensor) -> list[Tensor]:
-    """The exact derivative, from the eigenvalues s of P = W^H Z, the singular values of Z."""
-    Z, scale, bad = scaled(Z)
-    P = W.mH @ Z
-    P = torch.where(bad, 0, (P + P.mH.resolve_conj()) / 2)
-    s, V = torch.linalg.eigh(P)
-    U = W @ V if keeps_left(*Z.shape[-2:]) else V.new_empty(*V.shape[:-2], 0, V.shape[-1])
-    return [polar_gradient(grad, W, U, s.clamp_min(0) * scale.squeeze(-1), V)]
+    return [gradient_by_products(grad, W, Z)]
 
 
 _newton_schulz_factor = differentiable(

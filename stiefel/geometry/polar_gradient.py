@@ -5,9 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stiefel.geometry.lyapunov import lyapunov_near_identity, squared_smith
+from stiefel.geometry.proxy_scale import scaled
 from stiefel.numerics import real_dtype
 
-__all__ = ["keeps_left", "pairs_fake", "polar_gradient"]
+__all__ = [
+    "gradient_by_products",
+    "keeps_left",
+    "near_identity",
+    "pairs_fake",
+    "polar_gradient",
+    "prefers_products",
+]
+
+#: Batches of at least so many matrices of at most so many columns: products are faster than
+#: eigenvalues of each, whatever the condition numbers.
+_MANY, _SMALL = 32, 40
 
 
 def polar_gradient(G: Tensor, W: Tensor, U: Tensor, s: Tensor, V: Tensor) -> Tensor:
@@ -48,6 +61,64 @@ def polar_gradient(G: Tensor, W: Tensor, U: Tensor, s: Tensor, V: Tensor) -> Ten
     if W.shape[-2] == W.shape[-1]:
         return U @ M @ V.mH
     return (U @ (M - E * r) + GV * r) @ V.mH
+
+
+def gradient_by_products(G: Tensor, W: Tensor, Z: Tensor) -> Tensor:
+    """The same derivative from W and Z alone, of a batch ``(B, n, p)``, without singular values.
+
+    With ``P = W^H Z`` and ``A = W^H G``: ``dZ = W F + (G - W A) P^-1``, ``P F + F P = A - A^H``. F
+    is a series of products for Z near multiples of orthonormal matrices, and a squared Smith
+    iteration for many small matrices; see `stiefel.geometry.lyapunov`. The rest, and what is too
+    ill-conditioned for those, takes the eigenvalues of P.
+
+    Args:
+        G: Gradient with respect to W, shape ``(..., n, p)``.
+        W: The polar factor of Z, shape ``(..., n, p)``.
+        Z: Matrices of any scale, shape ``(..., n, p)``.
+
+    Returns:
+        Gradient with respect to Z, shape ``(..., n, p)``.
+    """
+    shape = Z.shape
+    G, W, Z = (X.reshape(-1, *shape[-2:]).contiguous() for X in (G, W, Z))
+    Z, scale, bad = scaled(Z)
+    P = W.mH @ Z
+    P = (P + P.mH.resolve_conj()) / 2
+    if bool(bad.any()):
+        P = torch.where(bad, 0, P)
+    near = near_identity(P)
+    all_near = bool(near.all())
+    if not (all_near or prefers_products(P)):
+        return (_gradient_by_eigenvalues(G, W, P) / scale).reshape(shape)
+    A = W.mH @ G
+    K = A - A.mH.resolve_conj()
+    F, solved = lyapunov_near_identity(P, K) if all_near else squared_smith(P, K)
+    dZ = W @ F
+    if shape[-2] > shape[-1]:
+        dZ += (G - W @ A) @ torch.cholesky_inverse(torch.linalg.cholesky_ex(P).L)
+    if not bool(solved.all()):
+        rest = ~solved
+        dZ[rest] = _gradient_by_eigenvalues(G[rest], W[rest], P[rest])
+    return (dZ / scale).reshape(shape)
+
+
+def _gradient_by_eigenvalues(G: Tensor, W: Tensor, P: Tensor) -> Tensor:
+    """`polar_gradient` with the eigenvalues s of P = W^H Z, the singular values of Z."""
+    s, V = torch.linalg.eigh(P)
+    U = W @ V if keeps_left(*W.shape[-2:]) else V.new_empty(*V.shape[:-2], 0, V.shape[-1])
+    return polar_gradient(G, W, U, s.clamp_min(0), V)
+
+
+def prefers_products(Z: Tensor) -> bool:
+    """Whether products are faster than eigenvalues for Z (..., n, p) of any condition number."""
+    return Z.shape[-1] <= _SMALL and Z.shape[:-2].numel() >= _MANY
+
+
+def near_identity(S: Tensor) -> Tensor:
+    """Which of the Hermitian S (..., p, p) have |S / c - I|_F < 1/2, c the mean eigenvalue."""
+    trace = S.diagonal(dim1=-2, dim2=-1).real.sum(-1)
+    ratio = torch.linalg.vector_norm(S, dim=(-2, -1)) / trace
+    return S.shape[-1] * (S.shape[-1] * ratio.square() - 1) < 0.25
 
 
 def keeps_left(n: int, p: int) -> bool:

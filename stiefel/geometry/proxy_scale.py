@@ -1,0 +1,46 @@
+"""Proxies of any scale and rank: what comes before a polar factor, and what is always right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stiefel.numerics import real_dtype
+
+__all__ = ["double", "scaled", "svd_pairs"]
+
+
+def double(Z: Tensor) -> Tensor:
+    """Z in float64 or complex128."""
+    return Z.to(torch.complex128 if Z.is_complex() else torch.float64)
+
+
+def scaled(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Z with entries whose squares are in range, what it was divided by, and which are not finite.
+
+    Matrices whose Frobenius norm is between 1e-4 and 1e6 are left as they are; matrices with a NaN
+    or an infinity become zero.
+
+    Args:
+        Z: Matrices, shape ``(..., n, p)``.
+
+    Returns:
+        Z ``(..., n, p)``, its divisor and the flag, both ``(..., 1, 1)``.
+    """
+    size = torch.linalg.vector_norm(Z, dim=(-2, -1), keepdim=True)
+    plain = (size > 1e-4) & (size < 1e6)
+    if bool(plain.all()):
+        return Z, torch.ones_like(size), torch.zeros_like(plain)
+    least, most = (
+        (torch.view_as_real(Z) if Z.is_complex() else Z).flatten(Z.ndim - 2).aminmax(dim=-1)
+    )
+    largest = torch.maximum(most, -least)[..., None, None]  # entry, or part of a complex one
+    bad = ~largest.isfinite()
+    scale = torch.where(bad | (largest == 0) | plain, 1, largest)
+    return torch.where(bad, 0, Z / scale), scale, bad
+
+
+def svd_pairs(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, s and V of the singular value decomposition in float64, whatever the rank of Z."""
+    U, s, Vh = torch.linalg.svd(double(Z), full_matrices=False)
+    return U.to(Z.dtype), s.to(real_dtype(Z.dtype)), Vh.mH.resolve_conj().to(Z.dtype)
