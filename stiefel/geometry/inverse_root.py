@@ -1,4 +1,4 @@
-"""``Z (Z^H Z)^(-1/2)`` from the eigenvalues of the Gram matrix, to full accuracy."""
+"""``Z (Z^H Z)^(-1/2)`` from the eigenvalues of the Gram matrix or by products, whichever is faster."""
 
 from __future__ import annotations
 
@@ -191,10 +191,12 @@ _gram_polar_factor = differentiable(
 
 @guarded
 def gram_polar_factor(Z: Tensor) -> Tensor:
-    """``Z (Z^H Z)^(-1/2)``, the polar factor of `Z`, from eigenvalues of the Gram matrix.
+    """``Z (Z^H Z)^(-1/2)``, the polar factor of `Z`, the fastest way on a CPU.
 
     Source: Huang et al., Orthogonal Weight Normalization, AAAI 2018. The same map as
-    `polar_factor`, without a singular value decomposition of Z, and faster. Every Z gives
+    `polar_factor`, without a singular value decomposition of Z, and faster. Z near a multiple of
+    an orthonormal matrix, and many small matrices (32 or more, of at most 40 columns), take the
+    products of `newton_schulz_factor` instead of eigenvalues. Every Z gives
     orthonormal columns: where columns of Z are linearly dependent (Z = 0 included) the missing
     directions are those of a singular value decomposition, a deterministic choice, and the
     gradient along them is zero.

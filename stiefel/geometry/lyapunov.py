@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["lyapunov_near_identity", "squared_smith"]
+__all__ = ["definite_inverse", "lyapunov_near_identity", "squared_smith"]
 
 #: The series is given up where its terms do not fall by this factor.
 _RATE = 0.25
-#: Doublings: enough for condition numbers up to about 1e3.
-_DOUBLINGS = 7
+#: Doublings: enough for condition numbers up to about 1e4.
+_DOUBLINGS = 10
 
 
 def lyapunov_near_identity(P: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,6 +35,7 @@ def lyapunov_near_identity(P: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
     half.diagonal(dim1=-2, dim2=-1).add_(0.5)
     D = K / (2 * c)
     F, T = D.clone(), torch.empty_like(D)
+    solved = torch.zeros_like(c[:, 0, 0], dtype=torch.bool)
     size = goal = torch.linalg.vector_norm(D, dim=(-2, -1))
     for _ in range(math.ceil(math.log(eps, _RATE))):
         torch.bmm(half, D, out=T)
@@ -62,7 +63,7 @@ def squared_smith(P: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         F ``(B, p, p)``, and which of them are accurate to rounding, ``(B,)``: where P is singular
-        or its condition number exceeds about 1e3 they are not.
+        or its condition number exceeds about 1e4 they are not.
     """
     eps = torch.finfo(P.dtype).eps
     L, info = torch.linalg.cholesky_ex(P)
@@ -70,7 +71,7 @@ def squared_smith(P: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
     t = (pivot * P.diagonal(dim1=-2, dim2=-1).real.amax(-1).sqrt())[:, None, None]
     R = P.clone()
     R.diagonal(dim1=-2, dim2=-1).add_(t[..., 0])
-    R = torch.cholesky_inverse(torch.linalg.cholesky_ex(R).L).contiguous()
+    R = definite_inverse(R)
     T = R @ K
     F = T @ R
     F *= 2 * t
@@ -92,3 +93,12 @@ def squared_smith(P: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
         if len(A) == 0:
             break
     return result, done & (info == 0)
+
+
+def definite_inverse(P: Tensor) -> Tensor:
+    """Inverses of Hermitian positive definite matrices ``(B, p, p)``; I where P is singular."""
+    L, info = torch.linalg.cholesky_ex(P)
+    failed = (info != 0)[:, None, None]
+    if bool(failed.any()):
+        L = torch.where(failed, torch.eye(P.shape[-1], dtype=P.dtype, device=P.device), L)
+    return torch.cholesky_inverse(L).contiguous()

@@ -144,10 +144,12 @@ def newton_schulz_factor(Z: Tensor) -> Tensor:
     the cubic whose singular values converge to 1 (Björck and Bowie, SIAM J. Numer. Anal. 8 (1971)),
     with the scaling of Chen and Chow (Argonne preprint ANL/MCS-P5059-0114 (2014)),
     ``rho^2 = 3 / (1 + l + l^2)`` for singular values in [l, 1], at most 1.6. It runs until
-    ``X^H X`` is the identity to rounding: 5 to 15 steps, more for nearly singular matrices; what
-    has not converged then, a rank-deficient Z above all, is taken from a singular value
-    decomposition. Many more rows than columns are reduced by a QR decomposition first. The
-    backward pass is the derivative of the polar factor itself, see `polar_factor`.
+    ``X^H X`` is the identity to rounding: 2 or 3 steps near orthonormal matrices and their
+    multiples, 8 to 15 otherwise, more for nearly singular matrices; what has not converged then, a
+    rank-deficient Z above all, is taken from a singular value decomposition. Many more rows than
+    columns are reduced by a QR decomposition first. The backward pass is the derivative of the
+    polar factor itself, see `polar_factor`; it is made of products too near orthonormal matrices
+    and for many small ones (32 or more, of at most 40 columns), of eigenvalues elsewhere.
 
     Args:
         Z: Matrices of any scale, shape ``(..., n, p)``, n >= p.

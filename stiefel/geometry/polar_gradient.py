@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stiefel.geometry.lyapunov import lyapunov_near_identity, squared_smith
+from stiefel.geometry.lyapunov import definite_inverse, lyapunov_near_identity, squared_smith
 from stiefel.geometry.proxy_scale import scaled
 from stiefel.numerics import real_dtype
 
@@ -64,7 +64,7 @@ def polar_gradient(G: Tensor, W: Tensor, U: Tensor, s: Tensor, V: Tensor) -> Ten
 
 
 def gradient_by_products(G: Tensor, W: Tensor, Z: Tensor) -> Tensor:
-    """The same derivative from W and Z alone, of a batch ``(B, n, p)``, without singular values.
+    """The same derivative from W and Z alone, without singular values where products are faster.
 
     With ``P = W^H Z`` and ``A = W^H G``: ``dZ = W F + (G - W A) P^-1``, ``P F + F P = A - A^H``. F
     is a series of products for Z near multiples of orthonormal matrices, and a squared Smith
@@ -86,16 +86,17 @@ def gradient_by_products(G: Tensor, W: Tensor, Z: Tensor) -> Tensor:
     P = (P + P.mH.resolve_conj()) / 2
     if bool(bad.any()):
         P = torch.where(bad, 0, P)
-    near = near_identity(P)
-    all_near = bool(near.all())
+    all_near = bool(near_identity(P).all())
     if not (all_near or prefers_products(P)):
         return (_gradient_by_eigenvalues(G, W, P) / scale).reshape(shape)
     A = W.mH @ G
     K = A - A.mH.resolve_conj()
     F, solved = lyapunov_near_identity(P, K) if all_near else squared_smith(P, K)
-    dZ = W @ F
-    if shape[-2] > shape[-1]:
-        dZ += (G - W @ A) @ torch.cholesky_inverse(torch.linalg.cholesky_ex(P).L)
+    if shape[-2] == shape[-1]:
+        dZ = W @ F
+    else:
+        inverse = definite_inverse(P)
+        dZ = W @ (F - A @ inverse) + G @ inverse
     if not bool(solved.all()):
         rest = ~solved
         dZ[rest] = _gradient_by_eigenvalues(G[rest], W[rest], P[rest])
