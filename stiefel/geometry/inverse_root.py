@@ -1,4 +1,4 @@
-"""``Z (Z^H Z)^(-1/2)`` from the eigenvalues of the Gram matrix or by products, whichever is faster."""
+"""``Z (Z^H Z)^(-1/2)`` from eigenvalues of the Gram matrix, or by products if faster."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ _LARGE = 0.2
 #: Float32 matrices of at most so many columns, and twice the rows, are computed in float64, which
 #: costs next to nothing.
 _NARROW = 64
+#: Of so few entries that calls cost more than arithmetic: eigenvalues take fewer of them.
+_FEW = 5000
 
 _Pairs = tuple[Tensor, Tensor, Tensor]
 
@@ -148,7 +150,7 @@ def _gram_polar(Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     Z, scale, bad = scaled(Z)
     left = keeps_left(*Z.shape[-2:])
     S = Z.mH @ Z
-    if left and bool(near_identity(S).all()):
+    if left and Z.numel() > _FEW and bool(near_identity(S).all()):
         W = newton_schulz(Z)
         _, kept, s, V = pairs_fake(Z)
         paired = torch.zeros(Z.shape[:-2], dtype=torch.bool, device=Z.device)
@@ -194,8 +196,8 @@ def gram_polar_factor(Z: Tensor) -> Tensor:
     """``Z (Z^H Z)^(-1/2)``, the polar factor of `Z`, the fastest way on a CPU.
 
     Source: Huang et al., Orthogonal Weight Normalization, AAAI 2018. The same map as
-    `polar_factor`, without a singular value decomposition of Z, and faster. Z near a multiple of
-    an orthonormal matrix, and many small matrices (32 or more, of at most 40 columns), take the
+    `polar_factor`, without a singular value decomposition of Z, and faster. Large Z near multiples
+    of orthonormal matrices, and many small matrices (32 or more, of at most 40 columns), take the
     products of `newton_schulz_factor` instead of eigenvalues. Every Z gives
     orthonormal columns: where columns of Z are linearly dependent (Z = 0 included) the missing
     directions are those of a singular value decomposition, a deterministic choice, and the

@@ -1,4 +1,4 @@
-"""OWN, orthogonal weight normalization: the inverse root of the Gram matrix, by eigenvalues."""
+"""OWN, orthogonal weight normalization: the inverse root of the Gram matrix."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ __all__ = ["OWN"]
 
 
 class OWN(ProxyChart):
-    """W = Z (Z^H Z)^(-1/2) from the eigenvalues of Z^H Z; centred, Z = V - (1/n) 1 1^T V.
+    """W = Z (Z^H Z)^(-1/2) of a proxy V; centred, Z = V - (1/n) 1 1^T V.
 
     Source: Huang, Liu, Lang, Yu, Wang, Li, Orthogonal Weight Normalization, AAAI 2018. Uncentred it
     is the polar factor of the proxy V and covers St(n, p). Centred, as in that paper, the columns
     of W sum to zero: it covers {W : 1^T W = 0}, a copy of St(n - 1, p), and needs p <= n - 1.
     Neither a learned scale nor a shift of Z^H Z is part of it.
+
+    The root is taken from the eigenvalues of Z^H Z, or by products where that is faster, see
+    `stiefel.geometry.gram_polar_factor`.
 
     The backward pass is in closed form, finite at repeated eigenvalues. Dependent columns, V = 0
     included, still give orthonormal columns of W, and a zero gradient in the directions that V
