@@ -21,6 +21,17 @@ VIAS = [
 OPTIONS = {"cayley-base": {"via": "cayley", "rebase_every": 1000}}
 #: Those that take only frames, and only square matrices (`exprnn` holds frames near I only).
 FRAMES, SQUARE = {"tcwy"}, {"exprnn", "cayley", "cayley-base", "givens"}
+LAYERS = ("tall", "wide", "conv", "square")
+#: Buffers that a way keeps beside the coordinates, and those that flip the row of a square weight.
+BUFFERS = {"matrix_exp": {"0.base", "0.rebases"}, "cayley-base": {"0.base"}}
+FLIPPING = {"cwy", "householder", "exprnn", "cayley", "givens"}
+#: How many originals a complex weight has where it is not one.
+COMPLEX_ORIGINALS = {"cwy": 2, "householder": 2, "givens": 3}
+
+
+def constrained_layers(via):
+    """The layers of `Net` that are constrained, in order."""
+    return LAYERS[:3] if via in FRAMES else LAYERS[3:] if via in SQUARE else LAYERS
 
 
 class Net(nn.Module):
@@ -28,15 +39,13 @@ class Net(nn.Module):
 
     def __init__(self, via: str, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
+        self.via = via
         self.tall = nn.Linear(4, 6, dtype=dtype)
         self.wide = nn.Linear(6, 4, dtype=dtype)
         self.conv = nn.Conv1d(2, 3, 5, dtype=dtype)
         self.square = nn.Linear(4, 4, dtype=dtype)
-        for layer in (self.tall, self.wide, self.conv):
-            if via not in SQUARE:
-                stiefel.orthogonal(layer, **OPTIONS.get(via, {"via": via}))
-        if via not in FRAMES:
-            stiefel.orthogonal(self.square, **OPTIONS.get(via, {"via": via}))
+        for name in constrained_layers(via):
+            stiefel.orthogonal(getattr(self, name), **OPTIONS.get(via, {"via": via}))
 
     def forward(self, x):
         y = self.square(self.wide(self.tall(x)))
@@ -49,8 +58,7 @@ def weights(model):
 
 def assert_constrained(model):
     found = list(stiefel.constraints(model))
-    via = found[0].via
-    assert len(found) in ({3} if via in FRAMES else {1} if via in SQUARE else {1, 4})
+    assert [c.path for c in found] == [f"{name}.weight" for name in constrained_layers(model.via)]
     for c in found:
         c.check()
         assert isinstance(c.leaves[0], stiefel.ManifoldParameter) == c.is_riemannian
@@ -74,22 +82,30 @@ def via(request):
     return request.param
 
 
+def buffers_of(via, square):
+    return BUFFERS.get(via, set()) | ({"0.flip"} if square and via in FLIPPING else set())
+
+
 def test_state_dict_keys(via):
-    net = Net(via).state_dict()
-    kept = [key for key in net if "flip" not in key and "base" not in key and "rebases" not in key]
-    names = {layer.split(".")[0] for layer in net}
-    assert names == {"tall", "wide", "conv", "square"}
-    assert len(kept) == 8  # a bias and one matrix each
-    square = stiefel.orthogonal(nn.Linear(4, 4), via="cwy")
-    assert set(square.state_dict()) == {
-        "bias",
-        "parametrizations.weight.original",
-        "parametrizations.weight.0.flip",
-    }
-    unitary = stiefel.orthogonal(nn.Linear(4, 4, dtype=torch.complex64), via="cwy")
-    assert {"parametrizations.weight.original0", "parametrizations.weight.original1"} <= set(
-        unitary.state_dict()
-    )
+    constrained, expected = constrained_layers(via), set()
+    for layer in LAYERS:
+        expected |= {f"{layer}.bias"}
+        if layer not in constrained:
+            expected |= {f"{layer}.weight"}
+            continue
+        kept = {"original", *buffers_of(via, layer == "square")}
+        expected |= {f"{layer}.parametrizations.weight.{key}" for key in kept}
+    assert set(Net(via).state_dict()) == expected
+
+
+@pytest.mark.parametrize("via", [via for via in VIAS if via not in FRAMES])
+def test_state_dict_keys_of_a_complex_weight(via):
+    layer = nn.Linear(4, 4, dtype=torch.complex64)
+    state = stiefel.orthogonal(layer, **OPTIONS.get(via, {"via": via})).state_dict()
+    count = COMPLEX_ORIGINALS.get(via, 1)
+    originals = {f"original{i}" for i in range(count)} if count > 1 else {"original"}
+    kept = originals | buffers_of(via, square=True)
+    assert set(state) == {"bias", *(f"parametrizations.weight.{key}" for key in kept)}
 
 
 @pytest.mark.parametrize("assign", [False, True])
