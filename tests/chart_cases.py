@@ -7,11 +7,40 @@ import torch
 
 from stiefel.geometry import haar
 from stiefel.numerics import compute_dtype, tolerance
-from tests.registry import CHARTS, DOUBLE
+from tests.registry import CHARTS, DOUBLE, ChartCase
 
 CASES = [(case, shape) for case in CHARTS for shape in case.shapes]
 #: One square and one tall shape of every chart that has them, for what is slow to compile.
 SOME = [(c, s) for c, s in CASES if s in (((), 7, 7), ((), 7, 3), ((), 8, 8), ((2,), 4, 4))]
+
+#: The points themselves, for what holds for them and for charts alike.
+RIEMANNIAN = [
+    ChartCase("riemannian", [], {"inner": inner, "retraction": retraction})
+    for inner, retraction in (("canonical", "cayley"), ("euclidean", "qr"))
+]
+
+
+def takes(case, size, dtype):
+    """Whether a chart claims a weight of that size and dtype, by the registry."""
+    n, p = max(size), min(size)
+    if case.name == "riemannian":
+        return True
+    kinds = {(not batch, rows == columns) for batch, rows, columns in case.shapes}
+    fixed = case.options.get("style") == "fft"
+    claims = (True, n == p) in kinds and (not fixed or n == 8)
+    return claims and any(dtype.is_complex == claimed.is_complex for claimed in case.dtypes)
+
+
+def reaches(case):
+    """Whether a generic point of the right determinant has coordinates there."""
+    return case.name == "riemannian" or (case.inverts and (case.onto or case.almost))
+
+
+def fixed_determinant(case, size):
+    """The one determinant that the chart's options allow a real square weight; None for both."""
+    if case.name == "riemannian":
+        return None
+    return case.make(((), max(size), min(size))).fixed_determinant
 
 
 def over(cases, *dtypes):

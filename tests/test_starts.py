@@ -12,7 +12,7 @@ import stiefel
 from stiefel.errors import RepresentationError
 from stiefel.init import INITIALIZERS
 from stiefel.numerics import real_dtype
-from tests.laws.test_conversions import RIEMANNIAN, reaches, takes
+from tests.chart_cases import RIEMANNIAN, fixed_determinant, reaches, takes
 from tests.registry import CHARTS, DOUBLE
 
 #: Starts in general position, which a chart that reaches all but special points must take.
@@ -45,16 +45,18 @@ def test_every_chart_starts_at_the_same_weight(case, name, determinant):
         for dtype in (torch.float32, *DOUBLE):
             if not takes(case, size, dtype):
                 continue
-            chosen = not dtype.is_complex and size[0] == size[1] and case.component
-            if determinant is not None and not chosen:
+            real_square = not dtype.is_complex and size[0] == size[1]
+            if determinant is not None and not (real_square and case.component):
                 continue
             torch.manual_seed(0)
             layer = nn.Linear(size[1], size[0], bias=False, dtype=dtype)
             known = {} if determinant is None else {"determinant": determinant}
             expected = layer.weight.detach().clone()
-            INITIALIZERS[name](expected, generator=seeded(), **known)
+            fixed = fixed_determinant(case, size) if real_square else None
+            wanted = {"determinant": fixed} if fixed is not None else known
+            INITIALIZERS[name](expected, generator=seeded(), **wanted)
             if refusal(layer, case, name, known) is None:
                 assert (layer.weight - expected).abs().max() <= SAME[real_dtype(dtype)]
             else:
                 special = case.almost and name not in GENERIC
-                assert special or not reaches(case, size) or not case.component
+                assert special or not reaches(case)

@@ -185,7 +185,9 @@ def _starting_coordinates(
         return (empty,) if isinstance(empty, Tensor) else tuple(empty), 0.0
     X = view.right_inverse(tensor.detach()).to(compute_dtype(tensor.dtype))
     if init not in (None, "keep", "chart"):
-        wanted = chart.fixed_determinant if determinant is None else determinant
+        real_square = chart.n == chart.p and not X.is_complex()
+        fixed = chart.fixed_determinant if real_square else None
+        wanted = fixed if determinant is None else determinant
         X = _initialized(initializer(init, ("keep", "chart")), X, wanted, generator)
     if init != "chart":
         try:
