@@ -102,6 +102,8 @@ class ChartCase:
     ``almost``: all but a null set; special points may be refused, with a reason.
     ``inverts``: the chart finds coordinates of a given point at all.
     ``component``: `set_determinant` chooses the component of a real square weight.
+    ``carries``: which of an optimizer's moments a rebase carries into the new coordinates, sums of
+    gradients (``linear``) and of their squares (``squared``); the others are reset.
     """
 
     name: str
@@ -112,6 +114,7 @@ class ChartCase:
     almost: bool = False
     inverts: bool = True
     component: bool = True
+    carries: tuple[str, ...] = ("linear", "squared")
 
     def __str__(self) -> str:
         return "-".join([self.name, *(f"{key}{value}" for key, value in self.options.items())])
@@ -143,15 +146,15 @@ CHARTS = [
     ChartCase("householder", FEW, {"reflections": 2}, onto=False),
     ChartCase("cayley", SQUARE, onto=False, almost=True),
     ChartCase("cayley", FIXED, {"negative": 3}, onto=False, almost=True, component=False),
-    ChartCase("cayley", SQUARE, {"rebase_every": 5}),
-    ChartCase("matrix_exp", SHAPES),
+    ChartCase("cayley", SQUARE, {"rebase_every": 5}, carries=()),
+    ChartCase("matrix_exp", SHAPES, carries=()),
     ChartCase("matrix_exp", SQUARE, {"base": "identity"}),
     ChartCase("matrix_exp", [((), 7, 3), ((2,), 5, 1)], {"base": "identity"}, onto=False),
-    ChartCase("matrix_exp", FEW, {"rebase_every": 2, "project_every": 2}),
-    ChartCase("own", SHAPES, component=False),
-    ChartCase("own", TALL, {"center": True}, onto=False, component=False),
-    ChartCase("polar", [*SHAPES, ((), 9, 2)], component=False),
-    ChartCase("polar", SHAPES, {"method": "exact"}, component=False),
+    ChartCase("matrix_exp", FEW, {"rebase_every": 2, "project_every": 2}, carries=()),
+    ChartCase("own", SHAPES, component=False, carries=("linear",)),
+    ChartCase("own", TALL, {"center": True}, onto=False, component=False, carries=("linear",)),
+    ChartCase("polar", [*SHAPES, ((), 9, 2)], component=False, carries=("linear",)),
+    ChartCase("polar", SHAPES, {"method": "exact"}, component=False, carries=("linear",)),
     ChartCase("givens", LAYERED),
     ChartCase("givens", LAYERED_FEW, {"layers": 2}, onto=False, inverts=False),
     ChartCase("givens", BUTTERFLIES, {"style": "fft"}, onto=False, inverts=False),

@@ -37,6 +37,17 @@ def test_every_chart_is_in_the_registry():
     assert all(CHARTS_BY_NAME[case.name].name == case.name for case in CHARTS)
 
 
+@pytest.mark.parametrize("name", CHARTS_BY_NAME)
+def test_class_attributes_claim_what_the_registry_runs(name):
+    chart, cases = CHARTS_BY_NAME[name], [case for case in CHARTS if case.name == name]
+    shapes = [shape for case in cases for shape in case.shapes]
+    assert chart.complex == any(dtype.is_complex for case in cases for dtype in case.dtypes)
+    assert chart.tall == any(n > p for _, n, p in shapes)
+    assert chart.batched == any(batch != () for batch, _, _ in shapes)
+    for case in cases:
+        assert all(case.make(shape).inverts == case.inverts for shape in case.shapes)
+
+
 @every
 def test_weight_is_on_the_manifold(case, shape, device):
     chart = case.make(shape).to(device)
@@ -202,8 +213,10 @@ def test_rebase_keeps_the_weight_and_moves_the_gradient(case, shape, device):
         for i, (g, h) in enumerate(zip(before, after, strict=True)):
             for key in ("exp_avg", "momentum_buffer"):
                 moved = move(i, key, g)
+                assert (moved is not None) == ("linear" in case.carries)
                 assert moved is None or bool(((moved - h).abs() <= bound).all())
             squared = move(i, "exp_avg_sq", g.abs().square())
+            assert (squared is not None) == ("squared" in case.carries)
             assert squared is None or bool(((squared - h.abs().square()).abs() <= bound).all())
             step = torch.tensor(7.0)
             assert torch.equal(move(i, "step", step), step)
