@@ -179,10 +179,10 @@ def test_wrong_shapes_are_refused():
 
 def test_options_are_checked():
     for wrong in (-1, 5, 1.0, True):
-        with pytest.raises(ConfigurationError, match="negative= from 0 to n = 4"):
+        with pytest.raises(ConfigurationError, match="negative= to be a whole number from 0 to 4"):
             Cayley(4, negative=wrong)
     for wrong in (0, -3, 2.0, True):
-        with pytest.raises(ConfigurationError, match="rebase_every= of at least 1"):
+        with pytest.raises(ConfigurationError, match="rebase_every= to be a whole number >= 1"):
             Cayley(4, rebase_every=wrong)
     with pytest.raises(ConfigurationError, match="square matrices only"):
         Cayley(4, 2)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stiefel.errors import ConfigurationError
+from stiefel.errors import ConfigurationError, unknown
 
 __all__ = ["Step", "layer_steps", "rotation_count", "sweep"]
 
@@ -75,10 +75,11 @@ def layer_steps(n: int, layers: int, style: str) -> tuple[Step, ...]:
         A step for each layer.
 
     Raises:
-        ConfigurationError: If the style is unknown, or n does not fit it.
+        ConfigurationError: If n does not fit the style.
+        UnknownNameError: If the style is none of the two.
     """
     if style not in ("tunable", "fft"):
-        raise ConfigurationError(f"expected style 'tunable' or 'fft', got {style!r}")
+        raise unknown("style", style, ("tunable", "fft"))
     if style == "fft" and n & (n - 1):
         raise ConfigurationError(
             f"style='fft' pairs coordinates by the bits of their numbers: expected n to be a power "

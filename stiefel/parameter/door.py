@@ -153,7 +153,8 @@ def _check(
         )
     if tensor.is_complex() and not chart.complex:
         raise DtypeError(
-            f"chart {chart.name!r} has no complex form, got a weight of {tensor.dtype}"
+            f"chart {chart.name!r} has no complex form, got a weight of {tensor.dtype}: "
+            "via='cwy', 'matrix_exp' and 'polar' have one"
         )
     if determinant is None:
         return

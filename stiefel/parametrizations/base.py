@@ -78,11 +78,13 @@ class Parametrization(nn.Module, ABC):
             )
         if p < n and not self.tall:
             raise ConfigurationError(
-                f"chart {self.name!r} covers square matrices only, got {n} x {p}"
+                f"chart {self.name!r} covers square matrices only, got {n} x {p}: via='tcwy', "
+                "'cwy', 'matrix_exp', 'own' and 'polar' cover tall and wide ones"
             )
         if batch and not self.batched:
             raise ConfigurationError(
-                f"chart {self.name!r} covers single matrices only, got a batch {tuple(batch)}"
+                f"chart {self.name!r} covers single matrices only, got a batch {tuple(batch)}: "
+                "via='cwy', 'matrix_exp' and 'polar' cover batches"
             )
         self.n, self.p, self.batch = int(n), int(p), tuple(int(size) for size in batch)
         self.rebase_every: int | None = None
@@ -241,7 +243,10 @@ class Parametrization(nn.Module, ABC):
             )
         working = compute_dtype(X.dtype)
         if X.is_complex() and not self.complex:
-            raise DtypeError(f"chart {self.name!r} covers real weights only, got {X.dtype}")
+            raise DtypeError(
+                f"chart {self.name!r} covers real weights only, got {X.dtype}: via='cwy', "
+                "'matrix_exp' and 'polar' cover complex ones"
+            )
         residual = orthonormality_residual(X)
         bound = tolerance(X.dtype, self.n, self.p)
         if not bool(residual.isfinite().all()):

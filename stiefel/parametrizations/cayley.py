@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefel.errors import ConfigurationError, RepresentationError
+from stiefel.errors import RepresentationError
 from stiefel.geometry import polish, product, with_determinant
 from stiefel.geometry.cayley_map import cayley_coordinates, cayley_map
 from stiefel.geometry.determinant import determinant_sign
 from stiefel.numerics import compute_dtype, full_precision, real_dtype, tolerance
 from stiefel.parametrizations.base import Move
 from stiefel.parametrizations.component import OneComponent
+from stiefel.parametrizations.options import count_option
 
 __all__ = ["Cayley"]
 
@@ -72,16 +73,10 @@ class Cayley(OneComponent):
         rebase_every: int | None = None,
     ) -> None:
         super().__init__(n, p, batch=batch)
-        if negative is not None and not (type(negative) is int and 0 <= negative <= n):
-            raise ConfigurationError(
-                f"chart {self.name!r}: expected negative= from 0 to n = {n}, the number of -1 in "
-                f"D, got {negative!r}"
-            )
-        if rebase_every is not None and not (type(rebase_every) is int and rebase_every >= 1):
-            raise ConfigurationError(
-                f"chart {self.name!r}: expected rebase_every= of at least 1 step, or None for a "
-                f"base that stays, got {rebase_every!r}"
-            )
+        if negative is not None:
+            count_option(self.name, "negative", negative, 0, n)
+        if rebase_every is not None:
+            count_option(self.name, "rebase_every", rebase_every, 1)
         self.negative = negative
         self.rebase_every = rebase_every
         self.has_base = rebase_every is not None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefel.errors import ConfigurationError, RepresentationError
+from stiefel.errors import RepresentationError
 from stiefel.geometry.compact_wy import compact_wy
 from stiefel.geometry.reflections import householder_vectors
 from stiefel.geometry.wy_factors import (
@@ -20,6 +20,7 @@ from stiefel.numerics import compute_dtype, real_dtype, tolerance
 from stiefel.operators import CompactWY, Dense, Operator
 from stiefel.parametrizations.base import Move
 from stiefel.parametrizations.component import OneComponent
+from stiefel.parametrizations.options import count_option
 
 __all__ = ["CWY"]
 
@@ -81,11 +82,7 @@ class CWY(OneComponent):
     ) -> None:
         super().__init__(n, p, batch=batch)
         self.reflections = self.p if reflections is None else reflections
-        if not isinstance(self.reflections, int) or not 1 <= self.reflections <= n:
-            raise ConfigurationError(
-                f"chart {self.name!r}: expected 1 <= reflections <= n = {n}, got {reflections}: "
-                f"{self.p} reflections cover every {n} x {self.p} matrix that the chart can hold"
-            )
+        count_option(self.name, "reflections", self.reflections, 1, n)
         self.keep_flip(parity=(-1) ** self.reflections)
 
     def _lift(self, originals: Sequence[Tensor]) -> list[Tensor]:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefel.errors import ConfigurationError, RepresentationError
+from stiefel.errors import RepresentationError
 from stiefel.geometry.clements import clements_angles
 from stiefel.geometry.givens import rotate
 from stiefel.geometry.rotations import layer_steps, rotation_count
 from stiefel.numerics import complex_dtype, compute_dtype, real_dtype
 from stiefel.operators import Dense, Operator, Rotations
 from stiefel.parametrizations.component import OneComponent
+from stiefel.parametrizations.options import count_option
 
 __all__ = ["Givens"]
 
@@ -49,7 +50,8 @@ class Givens(OneComponent):
             ``"fft"`` pairs coordinates whose numbers differ in one bit, n a power of 2.
 
     Raises:
-        ConfigurationError: If p < n, the style is unknown or does not fit n, or layers < 1.
+        ConfigurationError: If p < n, the style does not fit n, or layers < 1.
+        UnknownNameError: If the style is none of the two.
 
     Example:
         >>> import torch
@@ -75,11 +77,7 @@ class Givens(OneComponent):
         super().__init__(n, p, batch=batch)
         if layers is None:
             layers = self.n if style == "tunable" else max(int(math.log2(self.n)), 1)
-        if not isinstance(layers, int) or layers < 1:
-            raise ConfigurationError(
-                f"chart 'givens': expected layers >= 1, got {layers}; {self.n} tunable layers "
-                f"cover every {self.n} x {self.n} matrix that the chart can hold"
-            )
+        count_option(self.name, "layers", layers, 1)
         layer_steps(self.n, layers, style)  # refuses what does not go together
         self.layers, self.style = layers, style
         self.inverts = style == "tunable" and layers >= self.n

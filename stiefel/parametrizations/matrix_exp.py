@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stiefel.errors import ConfigurationError, RepresentationError
+from stiefel.errors import ConfigurationError, RepresentationError, unknown
 from stiefel.geometry.determinant import determinant_sign
 from stiefel.geometry.exponential_products import skew_exponential
 from stiefel.geometry.factors import polar_factor
@@ -18,6 +18,7 @@ from stiefel.geometry.sampling import haar, with_determinant
 from stiefel.numerics import compute_dtype, full_precision, real_dtype
 from stiefel.parametrizations.base import Move
 from stiefel.parametrizations.component import OneComponent
+from stiefel.parametrizations.options import count_option
 
 __all__ = ["MatrixExp"]
 
@@ -54,6 +55,7 @@ class MatrixExp(OneComponent):
         ShapeError: If n < p.
         ConfigurationError: If an option is out of range, or ``base="identity"`` comes with
             `rebase_every` or `project_every`.
+        UnknownNameError: If `base` is none of the two.
 
     Example:
         >>> import torch
@@ -81,7 +83,7 @@ class MatrixExp(OneComponent):
     ) -> None:
         super().__init__(n, p, batch=batch)
         if base not in ("current", "identity"):
-            raise ConfigurationError(f"expected base='current' or 'identity', got {base!r}")
+            raise unknown("base", base, ("current", "identity"))
         for option, value in (("rebase_every", rebase_every), ("project_every", project_every)):
             if value is None:
                 continue
@@ -90,8 +92,7 @@ class MatrixExp(OneComponent):
                     f"base='identity' never moves, so {option}={value!r} has no meaning: leave it "
                     "out, or use base='current'"
                 )
-            if not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"expected {option} >= 1 or None, got {value!r}")
+            count_option(self.name, option, value, 1)
         if max_angle is not None and not 0 < max_angle < math.inf:
             raise ConfigurationError(f"expected max_angle > 0 or None, got {max_angle!r}")
         self.has_base = base == "current"
