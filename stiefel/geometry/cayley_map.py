@@ -223,6 +223,13 @@ def cayley_map(X: Tensor, *, flip: Tensor | None = None, negative: int = 0) -> T
     Raises:
         ShapeError: If X is not square or `flip` or `negative` does not fit.
         DoubleBackwardError: In a second derivative.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry.cayley_map import cayley_map
+        >>> cayley_map(torch.tensor([[0.0, 1.0], [5.0, 7.0]])).round(decimals=5) + 0.0
+        tensor([[ 0., -1.],
+                [ 1.,  0.]])
     """
     if X.ndim < 2 or X.shape[-1] != X.shape[-2]:
         raise ShapeError(f"expected square matrices (..., n, n) of coordinates, got {X.shape}")

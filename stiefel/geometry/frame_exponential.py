@@ -186,5 +186,13 @@ def frame_exponential(Z: Tensor, B: Tensor, *, max_angle: float | None = None) -
 
     Raises:
         DoubleBackwardError: In a second derivative.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import frame_exponential
+        >>> B = torch.eye(3, 1, dtype=torch.float64)
+        >>> Z = torch.tensor([[0.0], [torch.pi / 2], [0.0]], dtype=torch.float64)
+        >>> frame_exponential(Z, B).mT.round(decimals=9) + 0.0
+        tensor([[0., 1., 0.]], dtype=torch.float64)
     """
     return _frame_exponential(Z, B, max_angle)

@@ -212,6 +212,15 @@ def gram_polar_factor(Z: Tensor) -> Tensor:
     Raises:
         ShapeError: If n < p.
         DoubleBackwardError: In a second derivative.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import gram_polar_factor
+        >>> Z = torch.tensor([[3.0, 0.0], [0.0, -2.0], [0.0, 0.0]])
+        >>> gram_polar_factor(Z).round(decimals=5) + 0.0
+        tensor([[ 1.,  0.],
+                [ 0., -1.],
+                [ 0.,  0.]])
     """
     if keeps_left(*Z.shape[-2:]) and prefers_products(Z):
         return newton_schulz_factor(Z)

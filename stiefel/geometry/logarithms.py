@@ -180,6 +180,14 @@ def canonical_logarithm(B: Tensor, X: Tensor) -> Tensor:
     Raises:
         ShapeError: If the shapes differ or n < p.
         RepresentationError: If the iteration does not converge: X is too far from B.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import canonical_exponential, canonical_logarithm, haar
+        >>> B, X = torch.eye(7, 3, dtype=torch.float64), haar(7, 3, dtype=torch.float64)
+        >>> u = canonical_logarithm(B, X)
+        >>> torch.allclose(canonical_exponential(B, u), X)
+        True
     """
     check_point_shape(X)
     if B.shape != X.shape:

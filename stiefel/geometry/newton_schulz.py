@@ -160,5 +160,12 @@ def newton_schulz_factor(Z: Tensor) -> Tensor:
     Raises:
         ShapeError: If n < p.
         DoubleBackwardError: In a second derivative.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import newton_schulz_factor, polar_factor
+        >>> Z = torch.randn(7, 3, dtype=torch.float64)
+        >>> torch.allclose(newton_schulz_factor(Z), polar_factor(Z))
+        True
     """
     return _newton_schulz_factor(Z)

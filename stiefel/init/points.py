@@ -210,6 +210,17 @@ def orthogonalize_(
         NonFiniteError: If it has a NaN or an infinity.
         ConfigurationError: If a determinant is asked of a matrix that is not square.
         DtypeError: If a determinant is asked of a complex matrix.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.init import orthogonalize_
+        >>> Z = torch.tensor([[2.0, 0.0], [0.0, 0.5]])
+        >>> orthogonalize_(Z.clone()).round(decimals=5) + 0.0
+        tensor([[1., 0.],
+                [0., 1.]])
+        >>> orthogonalize_(Z.clone(), determinant=-1).round(decimals=5) + 0.0
+        tensor([[ 1.,  0.],
+                [ 0., -1.]])
     """
     batch, n, p = sizes(tensor)
     Z = tensor.detach().to(compute_dtype(tensor.dtype))

@@ -71,6 +71,15 @@ def henaff_(
         ShapeError: If the tensor has fewer than two dimensions.
         ConfigurationError: If a determinant is asked of a matrix that is not square.
         DtypeError: If a determinant is asked of a complex matrix.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.init import henaff_
+        >>> W = henaff_(torch.empty(5, 5, dtype=torch.float64))
+        >>> torch.allclose(W.mT @ W, torch.eye(5, dtype=torch.float64))
+        True
+        >>> W[4, 4]  # the last coordinate of an odd number is fixed
+        tensor(1., dtype=torch.float64)
     """
     uniform = _uniform(tensor, generator)
     return _block_rotations(tensor, math.pi * (2 * uniform - 1), determinant)
@@ -101,6 +110,15 @@ def cayley_(
         ShapeError: If the tensor has fewer than two dimensions.
         ConfigurationError: If a determinant is asked of a matrix that is not square.
         DtypeError: If a determinant is asked of a complex matrix.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.init import cayley_
+        >>> W = cayley_(torch.empty(4, 4))
+        >>> bool((W.diagonal() >= torch.cos(torch.tensor(1.0)) - 1e-6).all())  # angles in (-1, 0]
+        True
+        >>> cayley_(torch.empty(4, 4), determinant=-1).det().round()
+        tensor(-1.)
     """
     uniform = _uniform(tensor, generator)
     return _block_rotations(tensor, -torch.tan(math.pi / 4 * uniform), determinant)

@@ -32,6 +32,19 @@ class FourierReflections(LinearOperator):
 
     Raises:
         ShapeError: If sizes disagree.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.operators import FourierReflections
+        >>> theta = torch.randn(4, 3, dtype=torch.float64)
+        >>> phases = torch.polar(torch.ones_like(theta), theta)
+        >>> U = torch.nn.functional.normalize(torch.randn(4, 2, dtype=torch.complex128), dim=0)
+        >>> W = FourierReflections(phases, U, torch.tensor([2, 0, 3, 1]))
+        >>> x = torch.randn(4, dtype=torch.complex128)
+        >>> torch.allclose(W @ x, W.to_dense() @ x)
+        True
+        >>> torch.allclose(torch.linalg.vector_norm(W @ x), torch.linalg.vector_norm(x))
+        True
     """
 
     def __init__(self, phases: Tensor, U: Tensor, permutation: Tensor) -> None:

@@ -26,6 +26,17 @@ class Rotations(LinearOperator):
         layers: L.
         style: ``"tunable"`` or ``"fft"``.
         flip: +1 or -1 of each matrix, shape ``(*batch)``.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.operators import Rotations
+        >>> quarter = torch.tensor([torch.pi / 2])
+        >>> Q = Rotations(2, quarter, layers=1)
+        >>> (Q @ torch.tensor([1.0, 0.0])).round(decimals=5) + 0.0
+        tensor([0., 1.])
+        >>> Q.to_dense().round(decimals=5) + 0.0
+        tensor([[ 0., -1.],
+                [ 1.,  0.]])
     """
 
     def __init__(

@@ -165,6 +165,15 @@ def from_boft(R: Tensor) -> Tensor:
     Raises:
         ShapeError: If the blocks are not square.
         DtypeError: If they are complex.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.parametrizations import conventions
+        >>> R = torch.tensor([[0.0, 1.0], [-3.0, 0.0]])
+        >>> X = conventions.from_boft(R)
+        >>> conventions.to_boft(X)  # (R - R^T) / 2, which gives the same matrix
+        tensor([[ 0.,  2.],
+                [-2.,  0.]])
     """
     _check_real(R, "peft")
     _check_square(R, "blocks")
@@ -205,6 +214,14 @@ def from_oft(R: Tensor, *, use_cayley_neumann: bool) -> Tensor:
     Raises:
         ShapeError: If the last dimension is no ``b (b - 1) / 2``.
         DtypeError: If the parameter is complex.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.parametrizations import conventions
+        >>> conventions.from_oft(torch.tensor([1.0, 2.0, 3.0]), use_cayley_neumann=False)
+        tensor([[0., 1., 2.],
+                [0., 0., 3.],
+                [0., 0., 0.]])
     """
     _check_real(R, "peft")
     entries = R.shape[-1] if R.ndim else -1
