@@ -226,7 +226,7 @@ def cayley_map(X: Tensor, *, flip: Tensor | None = None, negative: int = 0) -> T
 
     Example:
         >>> import torch
-        >>> from stiefel.geometry.cayley_map import cayley_map
+        >>> from stiefel.geometry import cayley_map
         >>> cayley_map(torch.tensor([[0.0, 1.0], [5.0, 7.0]])).round(decimals=5) + 0.0
         tensor([[ 0., -1.],
                 [ 1.,  0.]])

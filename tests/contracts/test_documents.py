@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stiefel.init import INITIALIZERS
+from stiefel.parameter import via_names
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 #: Pages whose blocks sketch code that a reader would write, with bodies left out.
@@ -48,3 +51,15 @@ def test_links_within_the_repository_resolve(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         if "://" not in target:
             assert ((ROOT / page).parent / target).is_file(), f"{page} points to {target}"
+
+
+def _first_column(page: str, head: str) -> list[str]:
+    """The names, in backticks, in the first column of the table whose first column is `head`."""
+    table = re.search(rf"^\| {head} \|.*\n(?:\|.*\n)+", (ROOT / page).read_text(), re.MULTILINE)
+    return re.findall(r"^\| `([^`]+)` \|", table[0], re.MULTILINE)[head.startswith("`") :]
+
+
+def test_every_name_that_is_chosen_is_described() -> None:
+    ways = _first_column("docs/choosing.md", "`via`") + _first_column("docs/choosing.md", "short")
+    assert sorted(ways) == via_names()
+    assert sorted(_first_column("docs/choosing.md", "`init`")) == sorted(INITIALIZERS)
