@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
 
 from stiefel.errors import (
+    ConfigurationError,
+    DtypeError,
     NonFiniteError,
     OffManifoldError,
     RepresentationError,
@@ -46,6 +49,24 @@ def test_class_attributes_claim_what_the_registry_runs(name):
     assert chart.batched == any(batch != () for batch, _, _ in shapes)
     for case in cases:
         assert all(case.make(shape).inverts == case.inverts for shape in case.shapes)
+
+
+class Narrow(CHARTS_BY_NAME["own"]):
+    """A chart that covers as little as a chart can."""
+
+    name, complex, tall, batched = "narrow", False, False, False
+
+
+@pytest.mark.parametrize("claim", ["complex", "tall", "batched"])
+def test_what_a_chart_does_not_cover_is_refused_with_charts_that_do(claim):
+    with pytest.raises((ConfigurationError, DtypeError), match="chart 'narrow' covers") as caught:
+        if claim == "complex":
+            Narrow(3).check_point(torch.eye(3, dtype=torch.complex64))
+        else:
+            _ = Narrow(3, 2) if claim == "tall" else Narrow(3, batch=(2,))
+    named = re.findall(r"'(\w+)'", str(caught.value).partition("via=")[2])
+    assert named
+    assert all(getattr(CHARTS_BY_NAME[name], claim) for name in named)
 
 
 @every
