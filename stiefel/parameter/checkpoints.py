@@ -38,6 +38,9 @@ def complaint(
     saved = metadata.get("chart", chart.name)
     if saved != chart.name:
         return _foreign(saved, chart.name)
+    wrong = _other_options(chart, metadata)
+    if wrong is not None:
+        return wrong
     found = [state_dict.get(prefix + name) for name in originals]
     loaded = [t for t in found if isinstance(t, Tensor) and not t.is_meta]
     shapes = [t.shape for t in originals.values()]
@@ -50,8 +53,45 @@ def complaint(
     elif "chart" not in metadata and _is_a_point(chart, X, bound):
         return _foreign("riemannian", chart.name)
     else:
-        wrong = chart.complaint(loaded) or _base(chart, state_dict, prefix)
+        wrong = (
+            _incomplete(chart, state_dict, prefix)
+            or chart.complaint(loaded)
+            or _base(chart, state_dict, prefix)
+        )
     return wrong or _component(chart, loaded, determinant, state_dict, prefix)
+
+
+def _other_options(chart: Parametrization, metadata: dict[str, Any]) -> str | None:
+    """Whether the checkpoint was made with options that give its coordinates another meaning."""
+    ours = chart.meaning()
+    saved = {key: metadata.get("meaning", {}).get(key, value) for key, value in ours.items()}
+    other = [key for key in ours if saved[key] != ours[key]]
+    if not other:
+        return None
+    return (
+        f"the checkpoint holds coordinates of chart {chart.name!r} with {_said(saved, other)}, "
+        f"the model has it with {_said(ours, other)}: they mean another weight there. Make "
+        "the model with the same options, load, and call stiefel.convert"
+    )
+
+
+def _said(options: dict[str, Any], keys: list[str]) -> str:
+    return ", ".join(f"{key}={options[key]!r}" for key in keys)
+
+
+def _incomplete(chart: Parametrization, state_dict: dict[str, Any], prefix: str) -> str | None:
+    """Which buffers are missing without which the coordinates mean another weight."""
+    lost = [
+        f"{prefix}0.{key}"
+        for key in ("flip", "base", "permutation")
+        if chart._buffers.get(key) is not None and f"{prefix}0.{key}" not in state_dict
+    ]
+    if not lost:
+        return None
+    return (
+        f"the checkpoint has coordinates of chart {chart.name!r} and no {', '.join(lost)}: without "
+        "it they mean another weight. Save all of model.state_dict()"
+    )
 
 
 def _is_a_point(chart: Parametrization, X: Tensor, bound: float) -> bool:
@@ -73,7 +113,7 @@ def _off_manifold(what: str, X: Tensor, bound: float) -> str | None:
 
 
 def _base(chart: Parametrization, state_dict: dict[str, Any], prefix: str) -> str | None:
-    """What is wrong with a chart's base in a checkpoint; torch reports a missing one."""
+    """What is wrong with a chart's base in a checkpoint."""
     saved, ours = state_dict.get(prefix + "0.base"), getattr(chart, "base", None)
     if not isinstance(saved, Tensor) or not isinstance(ours, Tensor) or saved.shape != ours.shape:
         return None

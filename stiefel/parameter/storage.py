@@ -9,6 +9,7 @@ off-manifold or foreign checkpoint is refused, and assigning to ``module.weight`
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -193,9 +194,15 @@ class ConstraintList(parametrize.ParametrizationList):
                     leaf.copy_(nearest(X)[0])
 
     def _apply(self, fn: Any, recurse: bool = True) -> ConstraintList:
-        """Keeps the manifold through ``.to()``, ``.to("meta")`` and both conversion flags."""
+        """Keeps the manifold through ``.to()``, ``.to("meta")`` and both conversion flags.
+
+        Real coordinates of a complex weight stay real in ``.to(torch.complex128)``.
+
+        Raises:
+            DtypeError: If a complex weight is to become real.
+        """
         before = self.originals[0].dtype
-        super()._apply(fn, recurse)
+        super()._apply(_within_kind(fn) if self.dtype.is_complex else fn, recurse)
         self._restore()
         if self.originals[0].dtype != before:
             self._polish()
@@ -205,7 +212,7 @@ class ConstraintList(parametrize.ParametrizationList):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", None)
         if metadata is not None and prefix[:-1] in metadata:
-            metadata[prefix[:-1]]["chart"] = self.chart.name
+            metadata[prefix[:-1]].update(chart=self.chart.name, meaning=self.chart.meaning())
 
     def _load_from_state_dict(
         self,
@@ -233,6 +240,24 @@ class ConstraintList(parametrize.ParametrizationList):
         )
         self._restore()
         self._polish()
+
+
+def _within_kind(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A conversion of what a complex weight consists of: real stays real, complex complex."""
+
+    def convert(tensor: Tensor) -> Tensor:
+        new = fn(tensor)
+        if tensor.is_complex() and not new.is_complex():
+            raise DtypeError(
+                f"expected a complex dtype for a complex weight, got {new.dtype}: without the "
+                "imaginary part it is off its manifold. .half(), .float() and .double() leave "
+                "complex tensors alone"
+            )
+        if new.is_complex() and not tensor.is_complex():
+            return new.real.contiguous()
+        return new
+
+    return convert
 
 
 def storage_of(module: nn.Module, name: str) -> ConstraintList | None:

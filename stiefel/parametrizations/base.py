@@ -171,6 +171,14 @@ class Parametrization(nn.Module, ABC):
         """What is wrong with coordinates that come from a checkpoint, and what to do; or None."""
         return None
 
+    def meaning(self) -> dict[str, Any]:
+        """Options that decide which weight given coordinates are; saved beside them.
+
+        Plain values, which ``torch.load(weights_only=True)`` reads. Options that change the shape
+        of the coordinates need not be among them.
+        """
+        return {"base": self.has_base}
+
     def rebase(self, originals: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Move]:
         """New originals of the same weight, and how an optimizer's moments follow.
 
@@ -185,7 +193,8 @@ class Parametrization(nn.Module, ABC):
 
     def _store_base(self, X: Tensor) -> None:
         """Replaces the base; a graph that was built on the old one stays valid."""
-        self.base = X.detach().clone(memory_format=torch.contiguous_format)
+        with torch.inference_mode(False):  # gradients are taken through it later
+            self.base = X.detach().clone(memory_format=torch.contiguous_format)
 
     def _mend_base(self) -> None:
         """Moves a base that carries the rounding of a lower precision onto the manifold."""
@@ -216,6 +225,9 @@ class Parametrization(nn.Module, ABC):
         if isinstance(saved, Tensor) and base is not None:
             self.base = base.to(torch.promote_types(saved.dtype, base.dtype))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        base = self._buffers.get("base")
+        if base is not None:  # assign=True takes over the dtype of the checkpoint
+            self.base = base.to(compute_dtype(base.dtype))
         self._mend_base()
 
     def emit(self, X: Tensor, original: Tensor) -> Tensor:

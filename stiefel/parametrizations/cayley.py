@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,10 @@ class Cayley(OneComponent):
         """The weight from coordinates ``(*batch, n, n)``."""
         (X,) = originals
         return self.emit(self._weight(X.to(compute_dtype(X.dtype))), X)
+
+    def meaning(self) -> dict[str, Any]:
+        """Whether there is a base, and where not the number of -1 in D."""
+        return {"base": self.has_base, "negative": 0 if self.has_base else self.negative or 0}
 
     # ------------------------------------------------------------------------- the inverse
 

@@ -86,7 +86,9 @@ class CWY(OneComponent):
         self.keep_flip(parity=(-1) ** self.reflections)
 
     def _lift(self, originals: Sequence[Tensor]) -> list[Tensor]:
-        return [original.to(compute_dtype(original.dtype)) for original in originals]
+        """V in float32 or better, and the phases in its precision."""
+        V = originals[0].to(compute_dtype(originals[0].dtype))
+        return [V, *(phases.to(real_dtype(V.dtype)) for phases in originals[1:])]
 
     def forward(self, *originals: Tensor) -> Tensor:
         """The weight from V ``(*batch, n, L)`` and, for complex V, phases ``(*batch, L)``."""

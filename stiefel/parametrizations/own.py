@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,6 +78,10 @@ class OWN(ProxyChart):
         if not self.center:
             return gram_polar_factor(Z)
         return _lengthened(gram_polar_factor(_shortened(Z)))
+
+    def meaning(self) -> dict[str, Any]:
+        """Whether the proxy is centred first."""
+        return {**super().meaning(), "center": bool(self.center)}
 
     def obstacle(self, X: Tensor) -> str | None:
         """Columns that do not sum to zero, where the chart is centred."""

@@ -73,7 +73,8 @@ class URNN(Parametrization):
         return self._factored(originals)
 
     def _factored(self, originals: Sequence[Tensor]) -> FourierReflections:
-        V, theta = originals
+        V = originals[0]
+        theta = originals[1].to(real_dtype(V.dtype))  # module.half() and .double() change it alone
         phases = torch.polar(torch.ones_like(theta), theta)
         return FourierReflections(phases, unit_columns(V), self.permutation)
 
