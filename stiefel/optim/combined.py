@@ -14,7 +14,7 @@ from stiefel.optim.base import Plan, RiemannianOptimizer, manifold_of
 from stiefel.optim.census import Census
 from stiefel.optim.checks import all_finite, non_finite_error, place_in_groups
 from stiefel.optim.euclidean import untouched_where_non_finite
-from stiefel.parameter import RebaseSchedule
+from stiefel.parameter import RebaseSchedule, constraints
 
 __all__ = ["CombinedOptimizer"]
 
@@ -75,6 +75,14 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._census: Census | None = getattr(self, "_census", None)
         self._schedule: RebaseSchedule | None = None
         self._surveyed = False
+        self.attend()
+
+    def attend(self) -> None:
+        """Takes charge of rebase schedules that nobody keeps; steps see to them all the same."""
+        for constraint in constraints(self.model):
+            storage = constraint.storage
+            if storage is not None and not storage.attached:
+                storage.attach(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state; see `torch.optim.Optimizer.load_state_dict`.
@@ -102,7 +110,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         keys = [key for group in state_dict["param_groups"] for key in group["params"]]
         for key, leaf in zip(keys, held, strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
-                if isinstance(value, Tensor) and value.ndim and value.shape != leaf.shape:
+                if isinstance(value, Tensor) and not _fits(value.shape, leaf.shape):
                     raise ConfigurationError(
                         f"expected {name} of shape {tuple(leaf.shape)} for {self.describe(leaf)}, "
                         f"got {tuple(value.shape)}: the state was saved for another model"
@@ -245,6 +253,18 @@ class CombinedOptimizer(torch.optim.Optimizer):
         )
         with guard:
             part.step()
+
+
+def _fits(shape: torch.Size, leaf: torch.Size) -> bool:
+    """Whether a state of that shape can be one of the leaf: a number, of its shape, or a factor.
+
+    Factored moments (Adafactor) keep sums over one dimension, whose size is 1.
+    """
+    if not shape or shape == leaf:
+        return True
+    return len(shape) == len(leaf) and all(
+        size in (1, whole) for size, whole in zip(shape, leaf, strict=True)
+    )
 
 
 def _with_gradients(part: torch.optim.Optimizer) -> list[Tensor]:

@@ -126,6 +126,8 @@ class Constraint:
             if optimizer is not None and leaf in optimizer.state:
                 _move_state(optimizer, leaf, lambda key, moment, i=i: move(i, key, moment))
             leaf.copy_(value)
+        if isinstance(optimizer, torch.optim.LBFGS):  # one history of all leaves, kept at the first
+            optimizer.state.clear()
 
     @torch.no_grad()
     def release(self) -> nn.Module:
@@ -149,8 +151,16 @@ class Constraint:
 def _move_state(
     optimizer: torch.optim.Optimizer, leaf: Tensor, move: Callable[[str, Tensor], Tensor | None]
 ) -> None:
-    """Moves an optimizer's moments of a leaf in place, or drops its state."""
+    """Moves an optimizer's moments of a leaf in place, or drops its state.
+
+    What has another shape (sums over rows and columns, as Adafactor keeps) is not understood: the
+    state is dropped then too.
+    """
     state = optimizer.state[leaf]
+    tensors = [value for value in state.values() if isinstance(value, Tensor)]
+    if any(value.ndim > 0 and value.shape != leaf.shape for value in tensors):
+        del optimizer.state[leaf]
+        return
     moved = {
         key: move(key, moment)
         for key, moment in state.items()

@@ -78,6 +78,9 @@ def convert(
             _exchange(optimizer, constraint.leaves, list(storage.originals), storage)
         for module, tensor_name in constraint.owners:
             install(module, tensor_name, storage)
+    attend = getattr(optimizer, "attend", None)
+    if attend is not None:
+        attend()
     return model
 
 
