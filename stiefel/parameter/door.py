@@ -17,7 +17,7 @@ from stiefel.errors import (
     RepresentationError,
 )
 from stiefel.init import Initializer, fill_, initializer
-from stiefel.numerics import compute_dtype
+from stiefel.numerics import compute_dtype, tolerance
 from stiefel.parameter.points import coordinates_of, make_leaves, nearest, sign_of_determinant
 from stiefel.parameter.storage import ConstraintList, install, storage_of
 from stiefel.parameter.via import make_chart
@@ -146,6 +146,9 @@ def _check(
 ) -> None:
     compute_dtype(tensor.dtype)  # refuses integers
     emitted = chart.weight_dtype or tensor.dtype
+    if not isinstance(emitted, torch.dtype):
+        raise DtypeError(f"expected weight_dtype= to be a torch.dtype, got {emitted!r}")
+    tolerance(emitted, *shape[-2:])  # refuses what is too coarse to be orthonormal
     if compute_dtype(emitted).is_complex != tensor.is_complex():
         raise DtypeError(
             f"expected weight_dtype= to be {'complex' if tensor.is_complex() else 'real'}, as the "
@@ -158,7 +161,7 @@ def _check(
         )
     if determinant is None:
         return
-    if determinant not in (-1, 1):
+    if type(determinant) is not int or determinant not in (-1, 1):
         raise ConfigurationError(f"expected determinant +1 or -1, got {determinant!r}")
     if shape[-1] != shape[-2] or tensor.is_complex():
         raise ConfigurationError(

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from stiefel import geometry
+from stiefel.geometry import polish
 from stiefel.manifolds import Manifold, Stiefel
+from stiefel.numerics import compute_dtype
 from stiefel.operators import Dense, Operator
 from stiefel.parametrizations import Parametrization
 
@@ -57,9 +59,17 @@ class Riemannian(Parametrization):
         return self._manifold
 
     def forward(self, *originals: Tensor) -> Tensor:
-        """The point itself, in `weight_dtype` where that is set."""
+        """The point itself, in `weight_dtype` where that is set.
+
+        A point in 16 bits carries their rounding, which is taken away for a wider weight.
+        """
         (X,) = originals
-        return X if self.weight_dtype is None else X.to(self.weight_dtype)
+        wanted = self.weight_dtype
+        if wanted is None or wanted == X.dtype:
+            return X
+        if compute_dtype(X.dtype) != X.dtype and compute_dtype(wanted) == wanted:
+            return polish(X.to(wanted), 3)
+        return X.to(wanted)
 
     def right_inverse(self, X: Tensor) -> Tensor:
         """The point itself."""

@@ -58,7 +58,7 @@ class Polar(ProxyChart):
         method: str = "newton-schulz",
     ) -> None:
         super().__init__(n, p, batch=batch)
-        if method not in _METHODS:
+        if not isinstance(method, str) or method not in _METHODS:
             raise unknown("method", method, list(_METHODS))
         self.method = method
 

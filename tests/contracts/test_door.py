@@ -368,3 +368,19 @@ def test_no_warning_in_ordinary_use():
         warnings.simplefilter("error")
         layer = stiefel.orthogonal(nn.Linear(8, 8))
         layer(torch.randn(2, 8)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"weight_dtype": "float32"}, DtypeError),
+        ({"weight_dtype": torch.float8_e4m3fn}, DtypeError),
+        ({"determinant": 1.0}, ConfigurationError),
+        ({"determinant": torch.tensor([1, 1])}, ConfigurationError),
+        ({"reflections": True}, ConfigurationError),
+        ({"via": "polar", "method": ["exact"]}, UnknownNameError),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(options, error):
+    with pytest.raises(error):
+        stiefel.orthogonal(nn.Linear(4, 4), **options)

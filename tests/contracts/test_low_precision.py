@@ -82,3 +82,12 @@ def test_reduced_products_and_autocast_change_no_weight(case, n, p, setting):
             assert torch.equal(layer.weight, W)
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_a_point_in_16_bits_gives_an_orthonormal_wide_weight(low):
+    linear = nn.Linear(3, 8, dtype=low)
+    weight = stiefel.orthogonal(linear, via="rgd-c-c", weight_dtype=torch.float32).weight
+    assert weight.dtype == torch.float32
+    bound = stiefel.tolerance(torch.float32, 8, 3)
+    assert stiefel.geometry.orthonormality_residual(weight) < bound
