@@ -56,6 +56,7 @@ def complaint(
         wrong = (
             _incomplete(chart, state_dict, prefix)
             or chart.complaint(loaded)
+            or _not_finite(chart, loaded)
             or _base(chart, state_dict, prefix)
         )
     return wrong or _component(chart, loaded, determinant, state_dict, prefix)
@@ -91,6 +92,15 @@ def _incomplete(chart: Parametrization, state_dict: dict[str, Any], prefix: str)
     return (
         f"the checkpoint has coordinates of chart {chart.name!r} and no {', '.join(lost)}: without "
         "it they mean another weight. Save all of model.state_dict()"
+    )
+
+
+def _not_finite(chart: Parametrization, loaded: list[Tensor]) -> str | None:
+    if all(bool(tensor.isfinite().all()) for tensor in loaded):
+        return None
+    return (
+        f"the checkpoint has a NaN or an infinity in the coordinates of chart {chart.name!r}: the "
+        "run that saved it had diverged. Load an earlier one"
     )
 
 

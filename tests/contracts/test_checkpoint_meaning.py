@@ -72,3 +72,12 @@ def test_a_base_in_16_bits_is_brought_back_to_the_manifold(via, options, assign,
     assert weight.dtype == torch.float32
     bound = stiefel.tolerance(torch.float32, 6, 6)
     assert stiefel.geometry.orthonormality_residual(weight) < bound
+
+
+@pytest.mark.parametrize("via", ["cwy", "cayley", "givens", "matrix_exp", "own", "rgd-c-c"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_coordinates_that_are_not_finite(via, value):
+    state = constrained(4, 4, via).state_dict()
+    key = "parametrizations.weight.original"
+    state[key] = torch.full_like(state[key], value)
+    assert_refused(constrained(4, 4, via), state, r"NaN or an infinity|not finite|off the", True)
