@@ -9,7 +9,7 @@ from torch import nn
 import stiefel
 from stiefel.errors import ConfigurationError, RepresentationError, ShapeError
 from stiefel.geometry import cayley_coordinates, cayley_map, haar, orthonormality_residual
-from stiefel.geometry.cayley_map import skew_from_coordinates
+from stiefel.geometry.skew_coordinates import skew_from_coordinates
 from stiefel.numerics import tolerance
 from stiefel.parametrizations import Cayley
 

@@ -17,9 +17,10 @@ from stiefel.errors import ShapeError
 from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.linear import inverse
 from stiefel.geometry.polish import polish
+from stiefel.geometry.skew_coordinates import skew_from_coordinates, skew_to_coordinates
 from stiefel.numerics import full_precision
 
-__all__ = ["cayley_coordinates", "cayley_map", "skew_from_coordinates", "skew_to_coordinates"]
+__all__ = ["cayley_coordinates", "cayley_map"]
 
 #: Elimination by halves, without pivots, is trusted while every row of A is at most this long: its
 #: error grows like the square of the length, and faster for some.
@@ -31,45 +32,6 @@ _GENTLE_IN_DOUBLE = 1e3
 _SATURATION = 1e8
 #: Matrices up to this size are inverted at once.
 _LEAF = 64
-
-
-# ------------------------------------------------------------------------------ coordinates
-
-
-def skew_from_coordinates(X: Tensor) -> Tensor:
-    """A = T - T^H, T the strict upper triangle of X; complex: plus i sqrt(2) Im(X_kk).
-
-    The coordinates that count are orthonormal in the canonical metric ``tr(A^H A) / 2``; all the
-    others (the lower triangle, the diagonal, for complex X its real part) are ignored.
-
-    Args:
-        X: Coordinates, shape ``(..., n, n)``.
-
-    Returns:
-        Skew-Hermitian matrices, same shape.
-    """
-    T = X.triu(1)
-    A = T - T.mH.resolve_conj().contiguous()
-    if X.is_complex():
-        diagonal = X.diagonal(dim1=-2, dim2=-1).imag * math.sqrt(2)
-        A.diagonal(dim1=-2, dim2=-1).copy_(torch.complex(torch.zeros_like(diagonal), diagonal))
-    return A
-
-
-def skew_to_coordinates(A: Tensor) -> Tensor:
-    """Coordinates of `skew_from_coordinates`, zero where they do not count.
-
-    Args:
-        A: Skew-Hermitian matrices, shape ``(..., n, n)``.
-
-    Returns:
-        Coordinates, same shape.
-    """
-    X = A.triu(1)
-    if A.is_complex():
-        diagonal = A.diagonal(dim1=-2, dim2=-1).imag / math.sqrt(2)
-        X.diagonal(dim1=-2, dim2=-1).copy_(torch.complex(torch.zeros_like(diagonal), diagonal))
-    return X
 
 
 # ------------------------------------------------------------------------------ the inverse

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stiefel.errors import DtypeError, ShapeError
 from stiefel.geometry.kernel import differentiable, kernel_op
+from stiefel.geometry.linear import add_product_
 from stiefel.geometry.wy_factors import (
     inverse_norms,
     phase_factors,
@@ -42,15 +43,6 @@ def _block_columns(count: int) -> list[tuple[int, int]]:
     """
     width = -(-count // 4) if count >= 512 else count
     return [(start, min(start + width, count)) for start in range(0, count, width)]
-
-
-def _add_product_(C: Tensor, A: Tensor, B: Tensor, alpha: int) -> Tensor:
-    """C += alpha A B in place, without a temporary where torch can."""
-    if C.ndim == 2:
-        return C.addmm_(A, B, alpha=alpha)
-    if C.ndim == 3:
-        return C.baddbmm_(A, B, alpha=alpha)
-    return C.add_(A @ B, alpha=alpha)
 
 
 def _upper_gram(U: Tensor) -> Tensor:
@@ -147,7 +139,7 @@ def _square_backward(
             dphi[..., start:stop] = Z.diagonal(-start, -2, -1).imag / 2
             block.mul_(tau[..., None, start:stop])
             Z = Z * tau[..., None, start:stop] * tau[..., :stop, None].conj_physical()
-        _add_product_(block, U[..., :stop], Z.triu_(1 - start), alpha=-1)
+        add_product_(block, U[..., :stop], Z.triu_(1 - start), alpha=-1)
     return _gradients(_project(dU, U, V), phases, dphi)
 
 

@@ -18,11 +18,10 @@ from stiefel.geometry.exponential_polynomial import (
     ECONOMISED_DOUBLE,
     ECONOMISED_SINGLE,
     Polynomial,
-    add_product,
-    add_product_,
-    adjoint,
 )
 from stiefel.geometry.kernel import differentiable, kernel_op
+from stiefel.geometry.linear import add_product, add_product_, adjoint
+from stiefel.geometry.skew_coordinates import skew_from_coordinates, skew_to_coordinates
 from stiefel.geometry.spectral import norm_and_square, overestimate
 from stiefel.numerics import real_dtype
 
@@ -142,16 +141,6 @@ def unsquare(
     return G
 
 
-def skew_matrix(V: Tensor) -> Tensor:
-    """A = triu(V, 1) - triu(V, 1)^H, for complex V plus i sqrt(2) Im diag(V)."""
-    upper = V.triu(1)
-    A = upper.sub_(adjoint(upper))
-    if V.is_complex():
-        diagonal = A.diagonal(dim1=-2, dim2=-1)
-        diagonal.imag.copy_(V.diagonal(dim1=-2, dim2=-1).imag * math.sqrt(2))
-    return A
-
-
 def _forward_fake(
     V: Tensor, base: Tensor | None, max_angle: float | None, coordinates: bool
 ) -> tuple[Tensor, ...]:
@@ -180,7 +169,7 @@ def _forward_body(
     V: Tensor, base: Tensor | None, max_angle: float | None, coordinates: bool
 ) -> tuple[Tensor, ...]:
     polynomial = polynomial_for(V.dtype)
-    A = skew_matrix(V) if coordinates else V.clone()
+    A = skew_from_coordinates(V) if coordinates else V.clone()
     norm, A2 = norm_and_square(A, branch=max_angle is None)
     if max_angle is None:
         s = halvings(norm, polynomial.reach)
@@ -265,10 +254,7 @@ def _backward_body(
     D = scale(D, factor) if scaled else D
     if not coordinates:
         return (D.div_(2),)
-    dV = D.triu(1)
-    if D.is_complex():
-        dV.diagonal(dim1=-2, dim2=-1).copy_(D.diagonal(dim1=-2, dim2=-1) / math.sqrt(2))
-    return (dV,)
+    return (skew_to_coordinates(D),)
 
 
 _skew_exponential = differentiable(_forward, _backward, name="skew_exponential")

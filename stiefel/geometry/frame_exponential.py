@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from stiefel.geometry.exponential_polynomial import TAYLOR, add_product_
+from stiefel.geometry.exponential_polynomial import TAYLOR
 from stiefel.geometry.exponential_products import (
     flat,
     halvings,
@@ -29,6 +29,7 @@ from stiefel.geometry.exponential_products import (
     unsquare,
 )
 from stiefel.geometry.kernel import differentiable, kernel_op
+from stiefel.geometry.linear import add_product_
 from stiefel.geometry.spectral import gram_norm, overestimate, skew_norm
 from stiefel.numerics import real_dtype, tolerance
 

@@ -1,4 +1,4 @@
-"""Linear systems that are right in batches, and read nothing back to the host."""
+"""Adjoints, sums with products, and linear systems that are right in batches; no host reads."""
 
 from __future__ import annotations
 
@@ -7,12 +7,33 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["inverse", "solve"]
+__all__ = ["add_product", "add_product_", "adjoint", "inverse", "solve"]
 
 #: Batched LU on the CPU is trusted up to this size. With torch 2.13 and MKL it returns wrong
 #: factors, without an error, for batches of matrices larger than about 128 once
 #: `torch.set_num_threads` has been called; single matrices are right at any size.
 _TRUSTED = 64
+
+
+def adjoint(A: Tensor) -> Tensor:
+    """A^H, a new contiguous tensor: sums with it are several times faster than with a view."""
+    transposed = A.mT.clone(memory_format=torch.contiguous_format)  # never A itself
+    return transposed.conj_physical_() if A.is_complex() else transposed
+
+
+def add_product_(C: Tensor, A: Tensor, B: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """C <- beta C + alpha A B in place, without a temporary for matrices or one batch of them."""
+    if C.ndim == 2:
+        return C.addmm_(A, B, beta=beta, alpha=alpha)
+    if C.ndim == 3:
+        return C.baddbmm_(A, B, beta=beta, alpha=alpha)
+    return C.mul_(beta).add_(A @ B, alpha=alpha)
+
+
+def add_product(C: Tensor, A: Tensor, B: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta C + alpha A B, for matrices or one batch of them."""
+    function = torch.addmm if C.ndim == 2 else torch.baddbmm
+    return function(C, A, B, beta=beta, alpha=alpha)
 
 
 def _each(function: Callable[..., Tensor], M: Tensor, *rest: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import DtypeError, ShapeError
-from stiefel.geometry.cayley_map import skew_from_coordinates, skew_to_coordinates
+from stiefel.geometry.skew_coordinates import skew_from_coordinates, skew_to_coordinates
 from stiefel.numerics import full_precision
 
 __all__ = [

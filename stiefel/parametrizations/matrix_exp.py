@@ -15,6 +15,7 @@ from stiefel.geometry.factors import polar_factor
 from stiefel.geometry.frame_exponential import frame_exponential
 from stiefel.geometry.logarithms import canonical_logarithm, unitary_logarithm
 from stiefel.geometry.sampling import haar, with_determinant
+from stiefel.geometry.skew_coordinates import skew_to_coordinates
 from stiefel.numerics import compute_dtype, full_precision, real_dtype
 from stiefel.parametrizations.base import Move
 from stiefel.parametrizations.component import OneComponent
@@ -158,11 +159,7 @@ class MatrixExp(OneComponent):
         if self.p == self.n:
             double = torch.complex128 if X.is_complex() else torch.float64
             Q = B.to(double).mH @ X.to(double) if self.has_base else self.flip_rows(X)
-            A = unitary_logarithm(Q)
-            V = A.triu(1)
-            if A.is_complex():
-                V = V + torch.diag_embed(A.diagonal(dim1=-2, dim2=-1) / math.sqrt(2))
-            return V
+            return skew_to_coordinates(unitary_logarithm(Q))
         try:
             u = canonical_logarithm(B, X)
         except RepresentationError as error:
