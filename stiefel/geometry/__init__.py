@@ -6,7 +6,7 @@ keeps state, works in place, or knows about modules and optimizers.
 
 from stiefel.geometry.cayley_map import cayley_coordinates, cayley_map
 from stiefel.geometry.descent import cayley_descent
-from stiefel.geometry.exponential_products import skew_exponential
+from stiefel.geometry.exponential_products import exponential_of_coordinates, skew_exponential
 from stiefel.geometry.exponentials import (
     EXPONENTIALS,
     canonical_exponential,
@@ -57,6 +57,7 @@ __all__ = [
     "euclidean_exponential",
     "euclidean_gradient",
     "euclidean_inner",
+    "exponential_of_coordinates",
     "frame_exponential",
     "gram_polar_factor",
     "haar",

@@ -23,9 +23,10 @@ from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.linear import add_product, add_product_, adjoint
 from stiefel.geometry.skew_coordinates import skew_from_coordinates, skew_to_coordinates
 from stiefel.geometry.spectral import norm_and_square, overestimate
+from stiefel.geometry.tangent import skew
 from stiefel.numerics import real_dtype
 
-__all__ = ["skew_exponential"]
+__all__ = ["exponential_of_coordinates", "skew_exponential"]
 
 #: Entries of a piece of a batch of small matrices.
 _PIECE = 131072
@@ -141,35 +142,29 @@ def unsquare(
     return G
 
 
-def _forward_fake(
-    V: Tensor, base: Tensor | None, max_angle: float | None, coordinates: bool
-) -> tuple[Tensor, ...]:
+def _forward_fake(V: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[Tensor, ...]:
     new = [V.new_empty(V.shape) for _ in range(5)]
     return *new, V.new_empty(V.shape[:-2], dtype=real_dtype(V.dtype))
 
 
 @kernel_op(
-    "skew_exponential",
-    "(Tensor V, Tensor? base, float? max_angle, bool coordinates)"
+    "exponential_of_coordinates",
+    "(Tensor V, Tensor? base, float? max_angle)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
 )
-def _forward(
-    V: Tensor, base: Tensor | None, max_angle: float | None, coordinates: bool
-) -> tuple[Tensor, ...]:
+def _forward(V: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[Tensor, ...]:
     """X = base exp(A); keeps the scaled A, its A2, A3 and A6, and what A was multiplied by."""
     if V.numel() == 0:
-        return _forward_fake(V, base, max_angle, coordinates)
+        return _forward_fake(V, base, max_angle)
     flats = (flat(V), None if base is None else flat(base))
-    *kept, factor = by_pieces(_forward_body, *flats, options=(max_angle, coordinates))
+    *kept, factor = by_pieces(_forward_body, *flats, options=(max_angle,))
     return *(T.reshape(V.shape) for T in kept), factor.reshape(V.shape[:-2])
 
 
-def _forward_body(
-    V: Tensor, base: Tensor | None, max_angle: float | None, coordinates: bool
-) -> tuple[Tensor, ...]:
+def _forward_body(V: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[Tensor, ...]:
     polynomial = polynomial_for(V.dtype)
-    A = skew_from_coordinates(V) if coordinates else V.clone()
+    A = skew_from_coordinates(V)
     norm, A2 = norm_and_square(A, branch=max_angle is None)
     if max_angle is None:
         s = halvings(norm, polynomial.reach)
@@ -186,14 +181,14 @@ def _forward_body(
     return refine(E if base is None else base @ E), A, A2, A3, A6, factor
 
 
-def _backward_fake(G, A, A2, A3, A6, factor, V, base, max_angle, coordinates) -> list[Tensor]:
+def _backward_fake(G, A, A2, A3, A6, factor, V, base, max_angle) -> list[Tensor]:
     return [V.new_empty(V.shape)]
 
 
 @kernel_op(
-    "skew_exponential_backward",
+    "exponential_of_coordinates_backward",
     "(Tensor G, Tensor A, Tensor A2, Tensor A3, Tensor A6, Tensor factor, Tensor V, Tensor? base,"
-    " float? max_angle, bool coordinates) -> Tensor[]",
+    " float? max_angle) -> Tensor[]",
     fake=_backward_fake,
 )
 def _backward(
@@ -206,14 +201,13 @@ def _backward(
     V: Tensor,
     base: Tensor | None,
     max_angle: float | None,
-    coordinates: bool,
 ) -> list[Tensor]:
     """Back through the base, the squarings, and the polynomial."""
     if V.numel() == 0:
         return [torch.zeros_like(V)]
     flats = [None if T is None else flat(T) for T in (G, A, A2, A3, A6, base)]
     factor = factor.reshape(flats[0].shape[:-2])  # pyright: ignore[reportOptionalMemberAccess]
-    (dV,) = by_pieces(_backward_body, *flats, factor, options=(max_angle, coordinates))
+    (dV,) = by_pieces(_backward_body, *flats, factor, options=(max_angle,))
     return [dV.reshape(V.shape)]
 
 
@@ -226,7 +220,6 @@ def _backward_body(
     base: Tensor | None,
     factor: Tensor,
     max_angle: float | None,
-    coordinates: bool,
 ) -> tuple[Tensor]:
     """The gradient of V.
 
@@ -252,36 +245,50 @@ def _backward_body(
     M = add_product_(G1, A, inner)
     D = M.sub_(adjoint(M))
     D = scale(D, factor) if scaled else D
-    if not coordinates:
-        return (D.div_(2),)
     return (skew_to_coordinates(D),)
 
 
-_skew_exponential = differentiable(_forward, _backward, name="skew_exponential")
+_exponential = differentiable(_forward, _backward, name="exponential_of_coordinates")
 
 
-def skew_exponential(
-    A: Tensor,
-    base: Tensor | None = None,
-    *,
-    max_angle: float | None = None,
-    coordinates: bool = False,
+def exponential_of_coordinates(
+    V: Tensor, base: Tensor | None = None, *, max_angle: float | None = None
 ) -> Tensor:
-    """``base exp(A)`` for skew(-Hermitian) A, by products.
+    """``base exp(A)`` by products, A = T - T^H with T the strict upper triangle of V.
 
-    The result is orthonormal to rounding for A of any size; its angles are as accurate as
-    ``|A|`` rounding errors allow. The derivative is that along skew directions: the gradient is
-    skew.
+    For complex V, ``A_kk = i sqrt(2) Im V_kk`` besides; every other entry of V has a zero gradient.
+    These coordinates are orthonormal in the canonical metric ``tr(A^H A) / 2``. The result is
+    orthonormal to rounding for V of any size; its angles are as accurate as ``|A|`` rounding
+    errors allow.
 
     Args:
-        A: Skew-Hermitian matrices in float32 or better, shape ``(..., n, n)``; not checked.
-        base: Matrices with orthonormal columns, same shape; the identity by default.
+        V: Coordinates in float32 or better, shape ``(..., n, n)``.
+        base: Matrices with orthonormal columns, same shape; the identity by default. A constant:
+            it has no gradient.
         max_angle: A bound on the spectral norms of A, if one is known: the same products are then
             taken whatever A is, and nothing is read back to the host. A larger A is shortened,
             so that the result stays orthonormal; the factor counts as a constant in the derivative.
-        coordinates: Whether the argument V holds free coordinates of A, orthonormal under the
-            inner product ``tr(A^H A) / 2``: A = triu(V, 1) - triu(V, 1)^H, for complex V plus
-            i sqrt(2) Im diag(V); its other entries do not matter.
+
+    Returns:
+        Shape ``(..., n, n)``.
+
+    Raises:
+        DoubleBackwardError: In a second derivative.
+    """
+    return _exponential(V, base, max_angle)
+
+
+def skew_exponential(
+    A: Tensor, base: Tensor | None = None, *, max_angle: float | None = None
+) -> Tensor:
+    """``base exp(A)`` for skew(-Hermitian) A: `exponential_of_coordinates` of those of A.
+
+    The derivative is that along skew directions: the gradient is skew.
+
+    Args:
+        A: Matrices in float32 or better, shape ``(..., n, n)``, of which the skew part counts.
+        base: As in `exponential_of_coordinates`.
+        max_angle: As there.
 
     Returns:
         Shape ``(..., n, n)``.
@@ -297,4 +304,4 @@ def skew_exponential(
         tensor([[ 0., -1.],
                 [ 1.,  0.]], dtype=torch.float64)
     """
-    return _skew_exponential(A, base, max_angle, coordinates)
+    return exponential_of_coordinates(skew_to_coordinates(skew(A)), base, max_angle=max_angle)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError, RepresentationError, unknown
 from stiefel.geometry.determinant import determinant_sign
-from stiefel.geometry.exponential_products import skew_exponential
+from stiefel.geometry.exponential_products import exponential_of_coordinates
 from stiefel.geometry.factors import polar_factor
 from stiefel.geometry.frame_exponential import frame_exponential
 from stiefel.geometry.logarithms import canonical_logarithm, unitary_logarithm
@@ -125,10 +125,10 @@ class MatrixExp(OneComponent):
             B = self._base_for(V.dtype, V.device)
             return frame_exponential(V, B.expand(V.shape), max_angle=self.max_angle)
         if not self.has_base:
-            Q = skew_exponential(V, max_angle=self.max_angle, coordinates=True)
+            Q = exponential_of_coordinates(V, max_angle=self.max_angle)
             return self.flip_rows(Q)
         B = self._base_for(V.dtype, V.device).expand(V.shape)
-        return skew_exponential(V, B, max_angle=self.max_angle, coordinates=True)
+        return exponential_of_coordinates(V, B, max_angle=self.max_angle)
 
     def forward(self, *originals: Tensor) -> Tensor:
         """The weight from V, shape ``(*batch, n, p)``."""
