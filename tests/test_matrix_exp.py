@@ -57,6 +57,31 @@ def test_max_angle_shortens_what_is_longer(shape, dtype):
     assert (chart(inside) - free(inside)).abs().max() <= 2 * tolerance(dtype, *shape)
 
 
+@pytest.mark.parametrize("max_angle", [math.pi, 2 * math.pi])
+@pytest.mark.parametrize("shape", [(6, 6), (70, 70), (7, 3), (30, 20)])
+def test_max_angle_reads_nothing_back(shape, max_angle):
+    def reads(chart):
+        chart.set_base(haar(*shape))
+        V = torch.randn(shape, requires_grad=True)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            chart(V).square().sum().backward()
+        names = [event.key for event in profile.key_averages()]
+        assert "aten::mm" in names or "aten::addmm" in names
+        return {"aten::item", "aten::_local_scalar_dense", "aten::linalg_svd"} & set(names)
+
+    assert reads(MatrixExp(*shape, max_angle=max_angle)) == set()
+    assert reads(MatrixExp(*shape)) != set()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_bounds_keep_tall_weights_orthonormal(dtype):
+    for bound in (2 * math.pi, 1e3, 1e5, 1e8):
+        chart = MatrixExp(30, 20, max_angle=bound)
+        for size in (1e-3, 1.0, 1e3):
+            X = chart(bound * size * torch.randn(30, 20, dtype=dtype))
+            assert orthonormality_residual(X) <= tolerance(dtype, 30, 20)
+
+
 def test_tall_weights_train_in_memory_of_their_size():
     code = """
 import resource, torch, stiefel

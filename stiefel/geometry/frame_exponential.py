@@ -43,6 +43,9 @@ _LARGE = 12.0
 _FARTHEST = 1e5
 #: Residual above which Newton-Schulz steps are not to be relied on.
 _LOST = 0.3
+#: Newton-Schulz steps after a large M where nothing may be read: at `_FARTHEST` the residual before
+#: them is below 1e-2, and one step squares it.
+_BLIND_STEPS = 3
 
 
 def _plain_square(E: Tensor, k: int) -> Tensor:
@@ -92,8 +95,15 @@ class _Parts:
         self.M = scale(M, self.factor)
 
 
-def _orthonormal(X: Tensor, large: bool) -> Tensor:
-    """One Newton-Schulz step; after a large M more of them, or the polar factor, where needed."""
+def _orthonormal(X: Tensor, *, large: bool, blind: bool) -> Tensor:
+    """One Newton-Schulz step; after a large M more of them, or the polar factor, where needed.
+
+    Which it takes is read from the residual, but if `blind`: the number of steps is fixed then.
+    """
+    if blind:
+        for _ in range(_BLIND_STEPS if large else 1):
+            X = refine(X)
+        return X
     X = refine(X)
     if not large:
         return X
@@ -128,7 +138,7 @@ def _forward(Z: Tensor, B: Tensor, max_angle: float | None) -> list[Tensor]:
     E = squarings(TAYLOR.evaluate(parts.M)[0], parts.s, _plain_square)[-1]
     E11, E21 = E[..., :p, :p], E[..., p:, :p] / parts.alpha
     X = B @ E11.to(Z.dtype) + parts.N @ E21.to(Z.dtype)
-    return [_orthonormal(X, parts.large).reshape(shape)]
+    return [_orthonormal(X, large=parts.large, blind=max_angle is not None).reshape(shape)]
 
 
 @kernel_op(
@@ -179,8 +189,9 @@ def frame_exponential(Z: Tensor, B: Tensor, *, max_angle: float | None = None) -
         Z: Coordinates in float32 or better, shape ``(..., n, p)``, n >= p.
         B: Matrices with orthonormal columns, same shape and dtype; a constant: it has no gradient.
         max_angle: A bound on the spectral norms of A and of N, if one is known: the same products
-            are then taken whatever Z is. A longer u is shortened, by a factor that counts as a
-            constant in the derivative.
+            are then taken whatever Z is, and nothing is read back to the host. A longer u is
+            shortened, so that the result stays orthonormal; the factor counts as a constant in
+            the derivative.
 
     Returns:
         Shape ``(..., n, p)``.
