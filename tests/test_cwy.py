@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stiefel.errors import ConfigurationError, ShapeError
+from stiefel.errors import ConfigurationError, RepresentationError, ShapeError
 from stiefel.geometry import haar
 from stiefel.geometry.compact_wy import compact_wy
 from stiefel.operators import CompactWY, Dense
@@ -72,6 +72,16 @@ def test_complex_weights_need_no_determinant():
     X = haar(5, dtype=COMPLEX)
     assert chart.obstacle(X) is None
     assert (chart(*chart.right_inverse(X)) - X).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("reflections", [5, 3])
+def test_a_matrix_of_the_other_determinant_is_refused_for_its_determinant(reflections):
+    chart = CWY(5, reflections=reflections)
+    X = chart(torch.randn(5, reflections, dtype=REAL))
+    X[-1] *= -1
+    with pytest.raises(RepresentationError, match=r"has determinant .* now, the matrix") as caught:
+        chart.right_inverse(X)
+    assert chart.obstacle(X) == str(caught.value)
 
 
 def test_flip_is_saved_and_survives_conversion():

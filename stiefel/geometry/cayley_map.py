@@ -127,20 +127,20 @@ def _signs_(Z: Tensor, flip: Tensor | None, negative: int, *, rows: bool) -> Ten
 
 @kernel_op(
     "cayley_map",
-    "(Tensor X, Tensor? flip, int negative) -> Tensor[]",
-    fake=lambda X, flip, negative: [X.new_empty(X.shape)],
+    "(Tensor V, Tensor? flip, int negative) -> Tensor[]",
+    fake=lambda V, flip, negative: [V.new_empty(V.shape)],
 )
-def _forward(X: Tensor, flip: Tensor | None, negative: int) -> list[Tensor]:
+def _forward(V: Tensor, flip: Tensor | None, negative: int) -> list[Tensor]:
     """Q = F C(A) D."""
-    return [_signs_(_cayley(skew_from_coordinates(X)), flip, negative, rows=False)]
+    return [_signs_(_cayley(skew_from_coordinates(V)), flip, negative, rows=False)]
 
 
 @kernel_op(
     "cayley_map_backward",
-    "(Tensor G, Tensor Q, Tensor X, Tensor? flip, int negative) -> Tensor[]",
-    fake=lambda G, Q, X, flip, negative: [X.new_empty(X.shape)],
+    "(Tensor G, Tensor Q, Tensor V, Tensor? flip, int negative) -> Tensor[]",
+    fake=lambda G, Q, V, flip, negative: [V.new_empty(V.shape)],
 )
-def _backward(G: Tensor, Q: Tensor, X: Tensor, flip: Tensor | None, negative: int) -> list[Tensor]:
+def _backward(G: Tensor, Q: Tensor, V: Tensor, flip: Tensor | None, negative: int) -> list[Tensor]:
     """With E = D F and P = (Q + E) / sqrt(2): Z = D P^H G P^H F, dA = Z^H - Z.
 
     The gradient of C at the dense A is -2 M^H (F G D) M^H with M = (I + A)^-1 = (I + C) / 2
@@ -160,30 +160,30 @@ def _backward(G: Tensor, Q: Tensor, X: Tensor, flip: Tensor | None, negative: in
 _map = differentiable(_forward, _backward, name="cayley_map", keep_result=True)
 
 
-def cayley_map(X: Tensor, *, flip: Tensor | None = None, negative: int = 0) -> Tensor:
+def cayley_map(V: Tensor, *, flip: Tensor | None = None, negative: int = 0) -> Tensor:
     """``Q = F C(A) D`` with ``C(A) = (I + A)^-1 (I - A) = 2 (I + A)^-1 - I``.
 
-    A is skew-Hermitian, made of the strict upper triangle of X: ``A = T - T^H``; for complex X,
-    ``A_kk = i sqrt(2) Im X_kk`` besides. Every other entry of X has a zero gradient. These
+    A is skew-Hermitian, made of the strict upper triangle of V: ``A = T - T^H``; for complex V,
+    ``A_kk = i sqrt(2) Im V_kk`` besides. Every other entry of V has a zero gradient. These
     coordinates are orthonormal in the canonical metric ``tr(A^H A) / 2``. With
     dL = Re tr(G^H dQ) and M = (I + A)^-1 = (I + C) / 2, the derivative is
 
         dA = Z^H - Z,   Z = 2 M^H (F G D) M^H:
 
-    two products, for M is made of Q. Q is unitary within rounding for every finite X; entries
+    two products, for M is made of Q. Q is unitary within rounding for every finite V; entries
     beyond 1e8 act as 1e8. Eigenvalues of F Q D are never -1: they are (1 - i a) / (1 + i a) for
     eigenvalues i a of A.
 
     Args:
-        X: Coordinates, shape ``(..., n, n)``.
+        V: Coordinates, shape ``(..., n, n)``.
         flip: +1 or -1 of each matrix, shape ``(...)``: F = diag(1, ..., 1, flip).
         negative: How many entries of D are -1, the last ones.
 
     Returns:
-        Orthogonal (unitary) matrices, shape ``(..., n, n)``; det = flip (-1)^negative for real X.
+        Orthogonal (unitary) matrices, shape ``(..., n, n)``; det = flip (-1)^negative for real V.
 
     Raises:
-        ShapeError: If X is not square or `flip` or `negative` does not fit.
+        ShapeError: If V is not square or `flip` or `negative` does not fit.
         DoubleBackwardError: In a second derivative.
 
     Example:
@@ -193,21 +193,21 @@ def cayley_map(X: Tensor, *, flip: Tensor | None = None, negative: int = 0) -> T
         tensor([[ 0., -1.],
                 [ 1.,  0.]])
     """
-    if X.ndim < 2 or X.shape[-1] != X.shape[-2]:
-        raise ShapeError(f"expected square matrices (..., n, n) of coordinates, got {X.shape}")
-    if flip is not None and flip.shape != X.shape[:-2]:
+    if V.ndim < 2 or V.shape[-1] != V.shape[-2]:
+        raise ShapeError(f"expected square matrices (..., n, n) of coordinates, got {V.shape}")
+    if flip is not None and flip.shape != V.shape[:-2]:
         raise ShapeError(
-            f"expected flip of shape {tuple(X.shape[:-2])}, one for each matrix, got "
+            f"expected flip of shape {tuple(V.shape[:-2])}, one for each matrix, got "
             f"{tuple(flip.shape)}"
         )
-    if not 0 <= negative <= X.shape[-1]:
-        raise ShapeError(f"expected 0 <= negative <= n = {X.shape[-1]}, got {negative}")
-    return _map(X, flip, negative)
+    if not 0 <= negative <= V.shape[-1]:
+        raise ShapeError(f"expected 0 <= negative <= n = {V.shape[-1]}, got {negative}")
+    return _map(V, flip, negative)
 
 
 @full_precision()
 def cayley_coordinates(K: Tensor) -> Tensor:
-    """Coordinates X with ``cayley_map(X) = K``: A = (I - K) (I + K)^-1 = 2 (I + K)^-1 - I.
+    """Coordinates V with ``cayley_map(V) = K``: A = (I - K) (I + K)^-1 = 2 (I + K)^-1 - I.
 
     Computed in float64, from the unitary matrix nearest to K. They grow without bound as an
     eigenvalue of K comes near to -1; at -1 they are infinite or meaningless: map them back to see.

@@ -78,9 +78,6 @@ def coordinates_of(
         if sign is not None:
             chart.set_determinant(sign)
         chart.set_base(point)
-        obstacle = chart.obstacle(point)
-        if obstacle is not None:
-            raise RepresentationError(obstacle)
         coordinates = chart.right_inverse(point)
     except Exception:
         chart._buffers.update(buffers)

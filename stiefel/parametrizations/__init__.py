@@ -2,6 +2,7 @@
 
 from stiefel.parametrizations.base import Move, Parametrization
 from stiefel.parametrizations.cayley import Cayley
+from stiefel.parametrizations.component import OneComponent
 from stiefel.parametrizations.cwy import CWY
 from stiefel.parametrizations.givens import Givens
 from stiefel.parametrizations.householder import HouseholderProduct
@@ -23,6 +24,7 @@ __all__ = [
     "HouseholderProduct",
     "MatrixExp",
     "Move",
+    "OneComponent",
     "Parametrization",
     "Polar",
     "ProxyChart",

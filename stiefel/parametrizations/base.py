@@ -14,6 +14,7 @@ from stiefel.errors import (
     DtypeError,
     NonFiniteError,
     OffManifoldError,
+    RepresentationError,
     ShapeError,
 )
 from stiefel.geometry import orthonormality_residual, polish
@@ -164,7 +165,15 @@ class Parametrization(nn.Module, ABC):
         """
 
     def obstacle(self, X: Tensor) -> str | None:
-        """Why the chart cannot represent X as its buffers are set now, and what to do; or None."""
+        """Why the chart cannot represent X as its buffers are set now, and what to do; or None.
+
+        It is the text of the error that `right_inverse` raises; charts override it where the
+        question is cheaper than the coordinates.
+        """
+        try:
+            self.right_inverse(X)
+        except RepresentationError as error:
+            return str(error)
         return None
 
     def complaint(self, originals: Sequence[Tensor]) -> str | None:

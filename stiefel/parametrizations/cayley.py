@@ -12,7 +12,6 @@ from torch import Tensor
 from stiefel.errors import RepresentationError
 from stiefel.geometry import polish, product, with_determinant
 from stiefel.geometry.cayley_map import cayley_coordinates, cayley_map
-from stiefel.geometry.determinant import determinant_sign
 from stiefel.numerics import compute_dtype, full_precision, real_dtype, tolerance
 from stiefel.parametrizations.base import Move
 from stiefel.parametrizations.component import OneComponent
@@ -62,7 +61,6 @@ class Cayley(OneComponent):
 
     name = "cayley"
     tall = False
-    base: Tensor
 
     def __init__(
         self,
@@ -81,10 +79,9 @@ class Cayley(OneComponent):
         self.negative = negative
         self.rebase_every = rebase_every
         self.has_base = rebase_every is not None
-        self.keep_flip((-1) ** (negative or 0))
-        self.fixed_determinant = None if negative is None else self.parity
-        if self.has_base or negative is not None:
-            self.flip = None  # the base says which component, or `negative` does for good
+        parity = (-1) ** (negative or 0)
+        self.fixed_determinant = None if negative is None else parity
+        self.keep_flip(parity)
         if self.has_base:
             D = torch.diag(self._signs(torch.float32))
             self.register_buffer("base", D.expand(*self.batch, n, n).clone())
@@ -95,16 +92,16 @@ class Cayley(OneComponent):
         D[self.n - (self.negative or 0) :] = -1
         return D
 
-    def _weight(self, X: Tensor) -> Tensor:
+    def _weight(self, V: Tensor) -> Tensor:
         """The weight of coordinates in float32 or better."""
         if self.has_base:
-            return product(cayley_map(X), self.base.to(X.dtype))
-        return cayley_map(X, flip=self.flip_for(X.dtype), negative=self.negative or 0)
+            return product(cayley_map(V), self.base.to(V.dtype))
+        return cayley_map(V, flip=self.flip_for(V.dtype), negative=self.negative or 0)
 
     def forward(self, *originals: Tensor) -> Tensor:
-        """The weight from coordinates ``(*batch, n, n)``."""
-        (X,) = originals
-        return self.emit(self._weight(X.to(compute_dtype(X.dtype))), X)
+        """The weight from coordinates V ``(*batch, n, n)``."""
+        (V,) = originals
+        return self.emit(self._weight(V.to(compute_dtype(V.dtype))), V)
 
     def meaning(self) -> dict[str, Any]:
         """Whether there is a base, and where not the number of -1 in D."""
@@ -120,22 +117,8 @@ class Cayley(OneComponent):
             return X @ self.base.to(X.dtype).mH
         return self.flip_rows(X) * self._signs(X.dtype, X.device)
 
-    def _invert(self, X: Tensor) -> tuple[Tensor, str | None]:
-        """Coordinates of X, and what is wrong with them."""
-        point = self.check_point(X)
-        obstacle = self.determinant_obstacle(point)
-        if obstacle is not None:
-            return point, obstacle
-        if self.has_base and self.base.dtype == point.dtype and torch.equal(self.base, point):
-            return torch.zeros_like(X), None
-        coordinates = cayley_coordinates(self._centred(point)).to(X.dtype)
-        back = self._weight(coordinates.to(point.dtype))
-        if bool(((back - point).abs() <= tolerance(X.dtype, self.n, self.n)).all()):
-            return coordinates, None
-        return coordinates, self._describe(point, X.dtype)
-
     def right_inverse(self, X: Tensor) -> Tensor:
-        """Coordinates ``(*batch, n, n)`` of X, zero where they do not count.
+        """Coordinates V ``(*batch, n, n)`` of X, zero where they do not count.
 
         Raises:
             ShapeError: If X has another shape.
@@ -144,14 +127,17 @@ class Cayley(OneComponent):
                 eigenvalue at -1, or so near that rounded coordinates miss X by more than
                 `tolerance`.
         """
-        coordinates, obstacle = self._invert(X)
+        point = self.check_point(X)
+        obstacle = self.determinant_obstacle(point)
         if obstacle is not None:
             raise RepresentationError(obstacle)
-        return coordinates
-
-    def obstacle(self, X: Tensor) -> str | None:
-        """The wrong determinant, or an eigenvalue at -1 where A would be infinite."""
-        return self._invert(X)[1]
+        if self.has_base and self.base.dtype == point.dtype and torch.equal(self.base, point):
+            return torch.zeros_like(X)
+        V = cayley_coordinates(self._centred(point)).to(X.dtype)
+        back = self._weight(V.to(point.dtype))
+        if not bool(((back - point).abs() <= tolerance(X.dtype, self.n, self.n)).all()):
+            raise RepresentationError(self._describe(point, X.dtype))
+        return V
 
     def _describe(self, point: Tensor, dtype: torch.dtype) -> str:
         """Why coordinates are too large, and the nearest remedy."""
@@ -159,69 +145,23 @@ class Cayley(OneComponent):
         eye = torch.eye(self.n, dtype=K.dtype, device=K.device)
         smallest = float(torch.linalg.svdvals(eye + K).amin())
         what = "X B^H, B the base," if self.has_base else "F X D"
-        known = [] if self.has_base else self._other_negatives(point, dtype)
-        remedies = [*(f"negative={k}" for k in known[:1])]
-        if not self.has_base:
-            remedies.append("rebase_every= (its base can be the matrix)")
+        if self.has_base:
+            remedy = "stiefel.convert or Constraint.assign, which move the base there"
         else:
-            remedies.append("stiefel.convert or Constraint.assign, which move the base there")
+            remedy = "rebase_every= (its base can be the matrix), another number of -1 by negative="
         return (
             f"Cayley coordinates are infinite where {what} has an eigenvalue -1, and the matrix is "
             f"there or too near for {dtype}: the smallest singular value of I + K is "
-            f"{smallest:.2g}. Use {', '.join(remedies)}, via='matrix_exp' or via='cwy'"
+            f"{smallest:.2g}. Use {remedy}, via='matrix_exp' or via='cwy'"
         )
 
-    def _other_negatives(self, point: Tensor, dtype: torch.dtype) -> list[int]:
-        """Up to one other `negative` with which the chart holds the point, of eight tried."""
-        step = max(1, self.n // 8)
-        for k in range(self.n // 2 % step, self.n + 1, step):
-            for number in (k, k + 1):
-                if number == self.negative or number > self.n:
-                    continue
-                other = Cayley(self.n, batch=self.batch, negative=number).to(point.device)
-                if other.determinant_obstacle(point) is not None:
-                    continue
-                coordinates = cayley_coordinates(other._centred(point)).to(dtype)
-                back = other._weight(coordinates.to(point.dtype))
-                if bool(((back - point).abs() <= tolerance(dtype, self.n, self.n)).all()):
-                    return [number]
-        return []
-
-    # ------------------------------------------------------------------------ the component
-
-    def _determinants(self) -> Tensor:
-        """Determinants of real weights as the buffers are, shape ``(*batch)``."""
-        if self.has_base:
-            return determinant_sign(self.base.real if self.base.is_complex() else self.base)
-        return self.parity * (torch.ones(self.batch) if self.flip is None else self.flip)
-
-    def set_determinant(self, sign: Tensor) -> None:
-        """Chooses the component of real weights, unless ``negative=`` has fixed it."""
-        if self.fixed_determinant is not None:
-            return
-        if not self.has_base:
-            super().set_determinant(sign)
-        elif not self.base.is_complex():
-            self._store_base(with_determinant(self.base, sign.to(self.base).expand(self.batch)))
-
-    def determinant_obstacle(self, X: Tensor) -> str | None:
-        """The determinant of X, where it is not the one that this chart has now; or None."""
-        if X.is_complex() or X.numel() == 0:
-            return None
-        sign = determinant_sign(X)
-        fixed = self.fixed_determinant
-        ours = self._determinants().to(sign) if fixed is None else torch.full_like(sign, fixed)
-        if bool((sign * ours > 0).all()):
-            return None
-        text = (
-            f"chart {self.name!r} has determinant {ours.flatten().int().tolist()[:4]} now, the "
-            f"matrix has {sign.flatten().int().tolist()[:4]}: "
-        )
+    def determinant_remedy(self) -> str:
+        """What to do about a matrix of the other determinant; `negative` may have fixed ours."""
         if self.negative is None:
-            return text + "leave determinant= out or give the sign of the matrix"
+            return super().determinant_remedy()
         near = self.negative + (1 if self.negative < self.n else -1)
         return (
-            text + f"negative={self.negative} fixes it. Take via='cayley' without negative=, which "
+            f"negative={self.negative} fixes it. Take via='cayley' without negative=, which "
             f"allows both signs, or with another parity such as negative={near}"
         )
 
@@ -251,8 +191,9 @@ class Cayley(OneComponent):
         even = torch.arange(0, 2 * (self.n // 2), 2, device=device)
         X[..., even, even + 1] = torch.tan(math.pi / 4 * t).to(working)
         Q = cayley_map(X, negative=self.negative or 0)
-        if not dtype.is_complex:
-            Q = with_determinant(Q, self._determinants().to(Q).expand(self.batch))
+        signs = self.determinants()
+        if signs is not None and not dtype.is_complex:
+            Q = with_determinant(Q, signs.to(Q).expand(self.batch))
         return Q.to(dtype)
 
     @full_precision()
@@ -263,14 +204,14 @@ class Cayley(OneComponent):
         """
         if not self.has_base:
             return super().rebase(originals)
-        X = originals[0].detach()
-        working = torch.promote_types(compute_dtype(X.dtype), self.base.dtype)
-        self._store_base(polish(self._weight(X.to(working))))
+        V = originals[0].detach()
+        working = torch.promote_types(compute_dtype(V.dtype), self.base.dtype)
+        self._store_base(polish(self._weight(V.to(working))))
 
         def move(index: int, key: str, moment: Tensor) -> Tensor | None:
-            return None if moment.shape == X.shape else moment
+            return None if moment.shape == V.shape else moment
 
-        return (torch.zeros_like(X),), move
+        return (torch.zeros_like(V),), move
 
     def extra_repr(self) -> str:
         """Sizes and options."""

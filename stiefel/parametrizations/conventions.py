@@ -89,11 +89,11 @@ def from_torch(R: Tensor, base: Tensor | None = None) -> Tensor:
 
 
 @torch.no_grad()
-def to_torch(X: Tensor, base: Tensor | None = None) -> Tensor:
+def to_torch(V: Tensor, base: Tensor | None = None) -> Tensor:
     """The parameter of torch's Cayley map from coordinates; the inverse of `from_torch`.
 
     Args:
-        X: Coordinates, shape ``(..., n, n)``.
+        V: Coordinates, shape ``(..., n, n)``.
         base: Base of the chart, if it has one.
 
     Returns:
@@ -102,8 +102,8 @@ def to_torch(X: Tensor, base: Tensor | None = None) -> Tensor:
     Raises:
         ShapeError: If the coordinates are not square.
     """
-    _check_square(X, "coordinates")
-    A = skew_from_coordinates(X)
+    _check_square(V, "coordinates")
+    A = skew_from_coordinates(V)
     S = -2 * (A if base is None else _turned(A, base.mH))
     R = S.tril(-1)
     if S.is_complex():  # S_kk = R_kk - conj(R_kk)
@@ -132,11 +132,11 @@ def from_geotorch(R: Tensor, base: Tensor | None = None, *, lower: bool = True) 
 
 
 @torch.no_grad()
-def to_geotorch(X: Tensor, base: Tensor | None = None, *, lower: bool = True) -> Tensor:
+def to_geotorch(V: Tensor, base: Tensor | None = None, *, lower: bool = True) -> Tensor:
     """The raw parameter of geotorch's ``SO(triv="cayley")``; the inverse of `from_geotorch`.
 
     Args:
-        X: Coordinates, shape ``(..., n, n)``.
+        V: Coordinates, shape ``(..., n, n)``.
         base: Base of the chart, if it has one.
         lower: geotorch's option of that name.
 
@@ -147,8 +147,8 @@ def to_geotorch(X: Tensor, base: Tensor | None = None, *, lower: bool = True) ->
         ShapeError: If the coordinates are not square.
         DtypeError: If they are complex.
     """
-    _check_real(X, "geotorch's SO")
-    R = to_torch(X, base)
+    _check_real(V, "geotorch's SO")
+    R = to_torch(V, base)
     return R if lower else -R.mT
 
 
@@ -181,11 +181,11 @@ def from_boft(R: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def to_boft(X: Tensor) -> Tensor:
+def to_boft(V: Tensor) -> Tensor:
     """Blocks of peft's BOFT, itself skew; the inverse of `from_boft`.
 
     Args:
-        X: Coordinates, shape ``(..., b, b)``.
+        V: Coordinates, shape ``(..., b, b)``.
 
     Returns:
         Blocks R = S, shape ``(..., b, b)``.
@@ -194,9 +194,9 @@ def to_boft(X: Tensor) -> Tensor:
         ShapeError: If the coordinates are not square.
         DtypeError: If they are complex.
     """
-    _check_real(X, "peft")
-    _check_square(X, "coordinates")
-    return skew_from_coordinates(X)
+    _check_real(V, "peft")
+    _check_square(V, "coordinates")
+    return skew_from_coordinates(V)
 
 
 @torch.no_grad()
@@ -231,18 +231,18 @@ def from_oft(R: Tensor, *, use_cayley_neumann: bool) -> Tensor:
             f"expected a parameter of shape (..., b (b - 1) / 2), the strict upper triangle of "
             f"b x b blocks, got {tuple(R.shape)}; for blocks (..., b, b) use from_boft"
         )
-    X = R.new_zeros(*R.shape[:-1], b, b)
+    V = R.new_zeros(*R.shape[:-1], b, b)
     rows, columns = torch.triu_indices(b, b, 1, device=R.device)
-    X[..., rows, columns] = -R if use_cayley_neumann else R
-    return X
+    V[..., rows, columns] = -R if use_cayley_neumann else R
+    return V
 
 
 @torch.no_grad()
-def to_oft(X: Tensor, *, use_cayley_neumann: bool) -> Tensor:
+def to_oft(V: Tensor, *, use_cayley_neumann: bool) -> Tensor:
     """The parameter of peft's OFT; the inverse of `from_oft`.
 
     Args:
-        X: Coordinates, shape ``(..., b, b)``.
+        V: Coordinates, shape ``(..., b, b)``.
         use_cayley_neumann: As in `from_oft`.
 
     Returns:
@@ -252,8 +252,8 @@ def to_oft(X: Tensor, *, use_cayley_neumann: bool) -> Tensor:
         ShapeError: If the coordinates are not square.
         DtypeError: If they are complex.
     """
-    _check_real(X, "peft")
-    _check_square(X, "coordinates")
-    rows, columns = torch.triu_indices(X.shape[-1], X.shape[-1], 1, device=X.device)
-    R = X[..., rows, columns]
+    _check_real(V, "peft")
+    _check_square(V, "coordinates")
+    rows, columns = torch.triu_indices(V.shape[-1], V.shape[-1], 1, device=V.device)
+    R = V[..., rows, columns]
     return -R if use_cayley_neumann else R

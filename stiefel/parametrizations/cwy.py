@@ -114,15 +114,17 @@ class CWY(OneComponent):
             OffManifoldError: If the columns of X are not orthonormal.
             RepresentationError: If det X needs another `flip`, or rank(X - I) > L.
         """
-        V, phases = self._factor(X)
+        lifted = self.check_point(X)
+        bound = tolerance(X.dtype, self.n, self.p)
+        try:
+            V, phases = householder_vectors(self.flip_rows(lifted), self.reflections, bound=bound)
+        except RepresentationError as error:  # of the wrong determinant, or of too high a rank
+            reason = self.determinant_obstacle(lifted)
+            if reason is None:
+                raise
+            raise RepresentationError(reason) from error
         V = V.to(X.dtype)
         return V if phases is None else (V, phases.to(real_dtype(X.dtype)))
-
-    def _factor(self, X: Tensor) -> tuple[Tensor, Tensor | None]:
-        lifted = self.check_point(X)
-        lifted = self.flip_rows(lifted)
-        bound = tolerance(X.dtype, self.n, self.p)
-        return householder_vectors(lifted, self.reflections, bound=bound)
 
     def empty_originals(
         self, dtype: torch.dtype, device: torch.device | str | None = None
@@ -161,11 +163,7 @@ class CWY(OneComponent):
     def obstacle(self, X: Tensor) -> str | None:
         """The wrong determinant, or rank(X - I) > L; None for every other point."""
         if self.reflections < self.p:
-            try:
-                self._factor(X)
-            except RepresentationError as error:
-                return str(error)
-            return None
+            return super().obstacle(X)
         return self.determinant_obstacle(X)
 
     def complaint(self, originals: Sequence[Tensor]) -> str | None:

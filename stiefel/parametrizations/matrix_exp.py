@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, RepresentationError, unknown
-from stiefel.geometry.determinant import determinant_sign
 from stiefel.geometry.exponential_products import exponential_of_coordinates
 from stiefel.geometry.factors import polar_factor
 from stiefel.geometry.frame_exponential import frame_exponential
@@ -68,8 +67,7 @@ class MatrixExp(OneComponent):
     """
 
     name = "matrix_exp"
-    base: Tensor | None
-    rebases: Tensor | None
+    rebases: Tensor
 
     def __init__(
         self,
@@ -99,24 +97,20 @@ class MatrixExp(OneComponent):
         self.has_base = base == "current"
         self.rebase_every, self.project_every = rebase_every, project_every
         self.max_angle = None if max_angle is None else float(max_angle)
+        self.keep_flip()
         if self.has_base:
-            self.parity = 1
-            self.register_buffer("flip", None)
             eye = torch.eye(self.n, self.p).expand(self.shape)
             self.register_buffer("base", eye.clone(memory_format=torch.contiguous_format))
+        if self.project_every is not None:
             self.register_buffer("rebases", torch.zeros((), dtype=torch.int64))
-        else:
-            self.keep_flip()
-            self.register_buffer("base", None)
-            self.register_buffer("rebases", None)
 
     # ------------------------------------------------------------------------ the map
 
     def _base_for(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """B in a working dtype."""
-        if self.base is None:
-            return torch.eye(self.n, self.p, dtype=dtype, device=device).expand(self.shape)
-        return self.base.to(dtype)
+        if self.has_base:
+            return self.base.to(dtype)
+        return torch.eye(self.n, self.p, dtype=dtype, device=device).expand(self.shape)
 
     def _weight(self, V: Tensor) -> Tensor:
         """The weight in float32 or better."""
@@ -149,7 +143,7 @@ class MatrixExp(OneComponent):
         B = self._base_for(lifted.dtype, lifted.device)
         if torch.equal(lifted, B):
             return torch.zeros_like(X, memory_format=torch.contiguous_format)
-        reason = self._other_component(lifted)
+        reason = self.determinant_obstacle(lifted)
         if reason is not None:
             raise RepresentationError(reason)
         return self._coordinates(lifted, B).to(X.dtype)
@@ -172,31 +166,11 @@ class MatrixExp(OneComponent):
         a = B.mH @ u
         return u + B @ a * (math.sqrt(0.5) - 1)
 
-    def _other_component(self, X: Tensor) -> str | None:
-        """Why the determinant of X is in the way, or None."""
-        if self.p < self.n or X.is_complex():
-            return None
-        if self.base is None:
-            return self.determinant_obstacle(X)
-        ours, sign = determinant_sign(self._base_for(X.dtype, X.device)), determinant_sign(X)
-        if bool((ours * sign > 0).all()):
-            return None
-        return (
-            f"chart {self.name!r} has a base of determinant {ours.flatten().int().tolist()[:4]}, "
-            f"the matrix has {sign.flatten().int().tolist()[:4]}: assign the weight, which moves "
-            "the base, or give a matrix of the same determinant"
-        )
-
     def obstacle(self, X: Tensor) -> str | None:
         """The wrong determinant, or a tall matrix too far from the base; None for other points."""
-        lifted = self.check_point(X)
         if self.p == self.n:
-            return self._other_component(lifted)
-        try:
-            self.right_inverse(X)
-        except RepresentationError as error:
-            return str(error)
-        return None
+            return self.determinant_obstacle(self.check_point(X))
+        return super().obstacle(X)
 
     def empty_originals(
         self, dtype: torch.dtype, device: torch.device | str | None = None
@@ -217,11 +191,12 @@ class MatrixExp(OneComponent):
         below one half.
         """
         working = compute_dtype(dtype)
-        if self.base is not None:
+        if self.has_base:
             size = (self.n, self.p, self.batch)
             X = haar(*size, dtype=working, device=device, generator=generator)
-            if self.p == self.n and not working.is_complex:
-                X = with_determinant(X, determinant_sign(self.base.real).to(X))
+            signs = self.determinants()
+            if signs is not None and not working.is_complex:
+                X = with_determinant(X, signs.to(X))
             return X.to(dtype)
         V = torch.zeros(self.shape, dtype=working, device=device)
         if self.p == self.n:
@@ -239,17 +214,7 @@ class MatrixExp(OneComponent):
         with torch.no_grad():
             return self._weight(V).to(dtype)
 
-    # ---------------------------------------------------------------- component and base
-
-    def set_determinant(self, sign: Tensor) -> None:
-        """Chooses the component: by `flip` around the identity, else by the base's last row."""
-        if self.base is None or self.p < self.n or self.base.is_complex():
-            super().set_determinant(sign)
-            return
-        ours = determinant_sign(self.base)
-        flip = (ours * sign.to(ours)).expand(self.batch).to(self.base.dtype)
-        last = self.base[..., -1:, :] * flip[..., None, None]
-        self._store_base(torch.cat([self.base[..., :-1, :], last], dim=-2))
+    # ---------------------------------------------------------------------- new bases
 
     @torch.no_grad()
     def rebase(self, originals: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Move]:
@@ -257,13 +222,14 @@ class MatrixExp(OneComponent):
 
         Around the identity nothing changes.
         """
-        if self.base is None or self.rebases is None:
+        if not self.has_base:
             return super().rebase(originals)
         V = originals[0].detach()
         X = self._weight(V)
-        self.rebases = self.rebases + 1
-        if self.project_every is not None and int(self.rebases) % self.project_every == 0:
-            X = polar_factor(X)
+        if self.project_every is not None:
+            self.rebases = self.rebases + 1
+            if int(self.rebases) % self.project_every == 0:
+                X = polar_factor(X)
         self._store_base(X)
 
         def move(index: int, key: str, moment: Tensor) -> Tensor | None:

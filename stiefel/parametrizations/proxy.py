@@ -54,6 +54,10 @@ class ProxyChart(Parametrization):
             raise RepresentationError(reason)
         return point.clone(memory_format=torch.contiguous_format)
 
+    def obstacle(self, X: Tensor) -> str | None:
+        """Why the chart does not reach the point X, or None; `right_inverse` asks it."""
+        return None
+
     def empty_originals(
         self, dtype: torch.dtype, device: torch.device | str | None = None
     ) -> Tensor:
