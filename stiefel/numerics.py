@@ -13,7 +13,14 @@ import torch
 
 from stiefel.errors import DtypeError
 
-__all__ = ["complex_dtype", "compute_dtype", "full_precision", "real_dtype", "tolerance"]
+__all__ = [
+    "complex_dtype",
+    "compute_dtype",
+    "double_dtype",
+    "full_precision",
+    "real_dtype",
+    "tolerance",
+]
 
 #: Bound on max |X^H X - I| for n = 1; it grows like max(n, p)^(1/4).
 _BASE_TOLERANCE = {
@@ -35,6 +42,11 @@ def complex_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype.is_complex:
         return dtype
     return torch.complex128 if dtype == torch.float64 else torch.complex64
+
+
+def double_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of 64-bit parts: ``complex128`` for complex dtypes, else ``float64``."""
+    return torch.complex128 if dtype.is_complex else torch.float64
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -16,6 +16,7 @@ from stiefel.geometry import (
     frame_exponential,
     haar,
     orthonormality_residual,
+    scaling_squaring,
     skew,
     skew_exponential,
 )
@@ -179,7 +180,7 @@ def test_large_batches_are_computed_in_pieces(dtype, monkeypatch):
     whole = exponential_of_coordinates(V, base)
     (g,) = torch.autograd.grad(whole, V, G)
     assert calls == {"_forward_body": [100], "_backward_body": [100]}
-    monkeypatch.setattr(exponential_products, "_PIECE", 16 * 8)
+    monkeypatch.setattr(scaling_squaring, "_PIECE", 16 * 8)
     pieces = exponential_of_coordinates(V, base)
     (h,) = torch.autograd.grad(pieces, V, G)
     for sizes in calls.values():

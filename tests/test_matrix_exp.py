@@ -263,6 +263,19 @@ def test_start_around_the_identity_is_within_reach(shape, dtype):
         assert (chart(V) - X).abs().max() <= 1e-12
 
 
+def test_start_around_the_identity_stays_within_the_bound():
+    chart = MatrixExp(8, base="identity", max_angle=0.5)
+    X = chart.start(torch.float64)
+    assert torch.linalg.eigvals(X).angle().abs().max() <= 0.5
+    assert (chart(chart.right_inverse(X)) - X).abs().max() <= 1e-12
+
+
+def test_rebases_are_counted_only_where_the_count_matters():
+    assert "rebases" not in MatrixExp(4, rebase_every=2).state_dict()
+    assert "rebases" in MatrixExp(4, rebase_every=2, project_every=3).state_dict()
+    assert "base" not in MatrixExp(4, base="identity").state_dict()
+
+
 def test_options_that_do_not_go_together():
     with pytest.raises(ConfigurationError, match="never moves"):
         MatrixExp(4, base="identity", rebase_every=2)

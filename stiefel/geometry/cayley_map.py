@@ -18,7 +18,7 @@ from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.linear import inverse
 from stiefel.geometry.polish import polish
 from stiefel.geometry.skew_coordinates import skew_from_coordinates, skew_to_coordinates
-from stiefel.numerics import full_precision
+from stiefel.numerics import double_dtype, full_precision
 
 __all__ = ["cayley_coordinates", "cayley_map"]
 
@@ -106,7 +106,7 @@ def _cayley(A: Tensor) -> Tensor:
         longest = float(torch.linalg.vector_norm(A, dim=-1).amax())
     if longest <= _GENTLE[dtype]:
         return _transform_(A, _eliminate)
-    A = A.to(torch.complex128 if A.is_complex() else torch.float64)
+    A = A.to(double_dtype(A.dtype))
     if A.dtype != dtype and longest <= _GENTLE_IN_DOUBLE:
         return _transform_(A, _eliminate).to(dtype)
     return _polish(_transform_(_saturated(A), inverse).to(dtype))
@@ -218,7 +218,7 @@ def cayley_coordinates(K: Tensor) -> Tensor:
     Returns:
         Coordinates, same shape and dtype, zero where they do not count.
     """
-    double = torch.complex128 if K.is_complex() else torch.float64
+    double = double_dtype(K.dtype)
     eye = torch.eye(K.shape[-1], dtype=double, device=K.device)
     A = 2 * inverse(eye + polish(K.to(double), 2)) - eye
     return skew_to_coordinates((A - A.mH) / 2).to(K.dtype)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stiefel.geometry.rotations import layer_steps
+from stiefel.numerics import double_dtype
 
 __all__ = ["clements_angles"]
 
@@ -140,7 +141,7 @@ def clements_angles(W: Tensor) -> tuple[Tensor, ...]:
         omega)``, the last of shape ``(..., n)``, for complex ones.
     """
     *batch, n, _ = W.shape
-    double = torch.complex128 if W.is_complex() else torch.float64
+    double = double_dtype(W.dtype)
     flat = W.detach().resolve_conj().to("cpu", double).reshape(-1, n, n)
     nulled = _Nulled(flat.permute(1, 2, 0).numpy().copy(order="C"))
     D = nulled.move_rows_through_the_diagonal()

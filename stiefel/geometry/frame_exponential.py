@@ -13,12 +13,15 @@ normal.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stiefel.geometry.exponential_polynomial import TAYLOR
-from stiefel.geometry.exponential_products import (
+from stiefel.geometry.kernel import differentiable, kernel_op
+from stiefel.geometry.linear import add_product_
+from stiefel.geometry.scaling_squaring import (
     flat,
     halvings,
     least_halvings,
@@ -28,10 +31,8 @@ from stiefel.geometry.exponential_products import (
     squarings,
     unsquare,
 )
-from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.linear import add_product_
 from stiefel.geometry.spectral import gram_norm, overestimate, skew_norm
-from stiefel.numerics import real_dtype, tolerance
+from stiefel.numerics import double_dtype, real_dtype, tolerance
 
 __all__ = ["frame_exponential"]
 
@@ -52,46 +53,91 @@ def _plain_square(E: Tensor, k: int) -> Tensor:
     return E @ E
 
 
+class _Tangent(NamedTuple):
+    """A tangent vector ``u = N + B A`` and its sizes; a batch of them."""
+
+    N: Tensor
+    A: Tensor
+    S: Tensor
+    #: Bounds on |N| and on |M|.
+    alpha: Tensor
+    norm: Tensor
+
+
+def _projected(Z: Tensor, B: Tensor, *, branch: bool) -> _Tangent:
+    """The tangent vector of coordinates Z at B."""
+    a = B.mH @ Z
+    N = Z - B @ a
+    A = (a - a.mH.resolve_conj()) / math.sqrt(2)
+    S = N.mH @ N
+    alpha = gram_norm(S)
+    norm = skew_norm(A, branch=branch) + alpha
+    return _Tangent(N, A, S, torch.where(alpha > 0, alpha, 1), norm)
+
+
+def _widened(u: _Tangent) -> _Tangent:
+    """A, S and the sizes in float64; S anew from N, which stays as it is."""
+    double = double_dtype(u.A.dtype)
+    N = u.N.to(double)
+    return _Tangent(u.N, u.A.to(double), N.mH @ N, u.alpha.double(), u.norm.double())
+
+
+def _shortened(u: _Tangent, most: float) -> tuple[_Tangent, Tensor]:
+    """u with |M| of at most `most`, and by what it was multiplied."""
+    shrink = (most / u.norm).clamp_max(1)
+    factor = shrink[..., None, None]
+    N = u.N * factor.to(u.N.real.dtype)
+    A, S = u.A * factor, u.S * factor.square()
+    return _Tangent(N, A, S, u.alpha * shrink, u.norm * shrink), factor
+
+
+def _block(u: _Tangent) -> Tensor:
+    """M = [[A, -S / alpha], [alpha I, 0]]."""
+    p = u.S.shape[-1]
+    M = torch.zeros(*u.S.shape[:-2], 2 * p, 2 * p, dtype=u.S.dtype, device=u.S.device)
+    M[..., :p, :p] = u.A
+    M[..., :p, p:] = -u.S / u.alpha[..., None, None]
+    M[..., p:, :p].diagonal(dim1=-2, dim2=-1).copy_(u.alpha[..., None].expand(*u.S.shape[:-1]))
+    return M
+
+
 class _Parts:
-    """A, N, M and its scaling for coordinates Z at B: what both directions need."""
+    """N and the scaled M for coordinates Z at B: what both directions need.
+
+    Attributes:
+        N: The normal part.
+        alpha: What balances M, shape ``(..., 1, 1)``.
+        M: The block matrix times `factor`.
+        s: How often exp(M) is squared.
+        factor: 2^-s.
+        shrink: What u was multiplied by, 1 where it is not too long.
+        large: Whether |M| is too large for float32.
+    """
 
     def __init__(self, Z: Tensor, B: Tensor, max_angle: float | None) -> None:
-        a = B.mH @ Z
-        self.N = Z - B @ a
-        A = (a - a.mH.resolve_conj()) / math.sqrt(2)
-        S = self.N.mH @ self.N
-        alpha, p = gram_norm(S), S.shape[-1]
-        norm, most = skew_norm(A, branch=max_angle is None) + alpha, _FARTHEST
+        u, most = _projected(Z, B, branch=max_angle is None), _FARTHEST
         if max_angle is None:
-            self.large = bool((norm > _LARGE).any())
+            self.large = bool((u.norm > _LARGE).any())
         else:
-            most = min(most, max_angle * (overestimate(p, complex=A.is_complex()) + p**0.125))
+            p = Z.shape[-1]
+            over = overestimate(p, complex=Z.is_complex()) + p**0.125
+            most = min(most, max_angle * over)
             self.large = most > _LARGE
-        alpha = torch.where(alpha > 0, alpha, 1)
-        single = real_dtype(Z.dtype) == torch.float32 and not self.large
-        if real_dtype(Z.dtype) == torch.float32 and self.large:
-            double = torch.complex128 if Z.is_complex() else torch.float64
-            N = self.N.to(double)
-            A, S, alpha, norm = A.to(double), N.mH @ N, alpha.double(), norm.double()
-        self.shrink = torch.ones_like(norm[..., None, None])
+        single = real_dtype(Z.dtype) == torch.float32
+        if single and self.large:
+            u = _widened(u)
+        self.shrink = torch.ones_like(u.norm[..., None, None])
         if self.large or max_angle is not None:
-            shrink = (most / norm).clamp_max(1)
-            alpha, norm = alpha * shrink, norm * shrink
-            self.shrink = shrink[..., None, None]
-            A, S = A * self.shrink, S * self.shrink.square()
-            self.N = self.N * self.shrink.to(self.N.real.dtype)
-        self.alpha = alpha[..., None, None]
-        M = torch.zeros(*S.shape[:-2], 2 * p, 2 * p, dtype=S.dtype, device=S.device)
-        M[..., :p, :p] = A
-        M[..., :p, p:] = -S / self.alpha
-        M[..., p:, :p].diagonal(dim1=-2, dim2=-1).copy_(alpha[..., None].expand(*S.shape[:-1]))
-        reach = _SINGLE_REACH if single else TAYLOR.reach
+            u, self.shrink = _shortened(u, most)
+        self.N, self.alpha = u.N, u.alpha[..., None, None]
+        reach = _SINGLE_REACH if single and not self.large else TAYLOR.reach
+        M = _block(u)
         if max_angle is None:
-            self.s = halvings(norm, reach)
+            self.s = halvings(u.norm, reach)
             self.factor = powers_of_half(self.s, M.dtype)
         else:
             self.s = least_halvings(most, reach)
-            self.factor = torch.full_like(norm, 0.5**self.s)
+            self.factor = torch.full_like(u.norm, 0.5**self.s)
         self.M = scale(M, self.factor)
 
 

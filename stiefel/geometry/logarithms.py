@@ -12,7 +12,7 @@ from torch import Tensor
 from stiefel.errors import RepresentationError, ShapeError
 from stiefel.geometry.guard import check_point_shape
 from stiefel.geometry.polish import polish
-from stiefel.numerics import compute_dtype, full_precision
+from stiefel.numerics import compute_dtype, double_dtype, full_precision
 
 __all__ = ["canonical_logarithm", "unitary_logarithm"]
 
@@ -26,7 +26,7 @@ _FAILED = 1e-9
 
 def _double(X: Tensor) -> Tensor:
     """X in float64, moved to the manifold as far as its own precision had left it."""
-    return polish(X.detach().to(torch.complex128 if X.is_complex() else torch.float64), 3)
+    return polish(X.detach().to(double_dtype(X.dtype)), 3)
 
 
 def _each(function: Callable[..., Tensor], *batches: Tensor) -> Tensor:

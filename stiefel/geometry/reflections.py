@@ -18,7 +18,7 @@ from torch import Tensor
 from stiefel.errors import RepresentationError, ShapeError
 from stiefel.geometry.guard import check_point_shape
 from stiefel.geometry.wy_factors import compact_wy_factors
-from stiefel.numerics import compute_dtype, full_precision, real_dtype, tolerance
+from stiefel.numerics import compute_dtype, double_dtype, full_precision, real_dtype, tolerance
 
 __all__ = ["Reflections", "householder_vectors"]
 
@@ -264,7 +264,7 @@ def householder_vectors(
     given, working = X.dtype, compute_dtype(X.dtype)
     X = X.to(working)
     if p > L:
-        wide = X.to(torch.complex128 if X.is_complex() else torch.float64)
+        wide = X.to(double_dtype(X.dtype))
         bound = tolerance(given, n, p) if bound is None else bound
         U, phases, trivial, left = _eliminate_largest(wide, L, bound)
         _check_rank(wide, left, 4 * bound, L)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stiefel.numerics import full_precision
+from stiefel.numerics import double_dtype, full_precision
 
 __all__ = ["orthonormality_residual", "tangency_residual"]
 
 
 def _double(X: Tensor) -> Tensor:
-    return X.to(torch.complex128 if X.is_complex() else torch.float64)
+    return X.to(double_dtype(X.dtype))
 
 
 def _largest(A: Tensor) -> Tensor:

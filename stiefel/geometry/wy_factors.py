@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import RepresentationError
-from stiefel.numerics import full_precision, real_dtype
+from stiefel.numerics import double_dtype, full_precision, real_dtype
 
 __all__ = [
     "check_reflection_vectors",
@@ -137,7 +137,7 @@ def wy_diagonal(U: Tensor, tau: Tensor | None) -> Tensor:
     differ from one by 1e-7, alike where reflections are alike, and S + S^T = U^T U must hold to
     better than that: |u|^2 is summed in float64. A zero column keeps 1/2 or 1.
     """
-    double = torch.complex128 if U.is_complex() else torch.float64
+    double = double_dtype(U.dtype)
     excess = torch.linalg.vector_norm(U.detach(), dim=-2, dtype=double).square() - 1
     half = excess.masked_fill(excess < -0.5, 0).to(real_dtype(U.dtype)) / 2
     return half + 0.5 if tau is None else 1 + tau * half

@@ -23,7 +23,7 @@ from stiefel.errors import (
 )
 from stiefel.geometry import polar_factor
 from stiefel.manifolds import Manifold
-from stiefel.numerics import compute_dtype, full_precision
+from stiefel.numerics import compute_dtype, double_dtype, full_precision
 from stiefel.optim.batches import Batch, Joint, Proposal, point_ndim, write
 from stiefel.optim.checks import (
     all_finite,
@@ -348,7 +348,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
 
     def _mend(self, batch: Batch, proposal: Proposal, lost: Tensor) -> Proposal:
         """Computes the lost points again in double precision, and the nearest point to each."""
-        dtype = torch.complex128 if batch.points.is_complex() else torch.float64
+        dtype = double_dtype(batch.points.dtype)
         before = off_manifold(batch.manifold, batch.points, slack=100)
         if before is not None and bool(before.any()):
             names = [self.describe(leaf) for leaf in batch.leaves[:3]]

@@ -9,7 +9,7 @@ from stiefel import geometry
 from stiefel.errors import NonFiniteError, RepresentationError
 from stiefel.geometry.determinant import determinant_sign
 from stiefel.manifolds import ManifoldParameter
-from stiefel.numerics import tolerance
+from stiefel.numerics import double_dtype, tolerance
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parametrizations import Parametrization
 
@@ -37,7 +37,7 @@ def nearest(X: Tensor) -> tuple[Tensor, float]:
     if residual.numel() == 0 or float(residual.max()) <= tolerance(X.dtype, *X.shape[-2:]):
         return X, 0.0
     point = geometry.polar_factor(X)
-    double = torch.complex128 if X.is_complex() else torch.float64
+    double = double_dtype(X.dtype)
     return point, float(torch.linalg.vector_norm(point.to(double) - X.to(double)))
 
 
