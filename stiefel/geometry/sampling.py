@@ -12,7 +12,7 @@ from stiefel.geometry.determinant import determinant_sign
 from stiefel.geometry.factors import qr_factor
 from stiefel.numerics import compute_dtype
 
-__all__ = ["check_determinant", "haar", "with_determinant"]
+__all__ = ["block_rotations", "check_determinant", "haar", "with_determinant"]
 
 
 def haar(
@@ -62,6 +62,32 @@ def haar(
     if determinant is not None:
         X = with_determinant(X, determinant)
     return X.to(dtype)
+
+
+def block_rotations(angles: Tensor, n: int, p: int | None = None) -> Tensor:
+    """The first p columns of exp(A), A = diag([[0, a], [-a, 0]], ...).
+
+    exp of a block is [[cos a, sin a], [-sin a, cos a]]; for odd n the last entry of A is 0. The
+    Cayley map C of `stiefel.geometry.cayley_map` takes blocks of tan(a / 2) to those of -a.
+
+    Args:
+        angles: The angles a, shape ``(..., n // 2)``, real.
+        n: Rows.
+        p: Columns; n by default.
+
+    Returns:
+        Shape ``(..., n, p)``, in the dtype of the angles.
+    """
+    p = n if p is None else p
+    X = angles.new_zeros(*angles.shape[:-1], n, p)
+    column = torch.arange(min(p, 2 * (n // 2)), device=angles.device)
+    a = angles[..., column // 2]
+    other = torch.where(column % 2 == 0, column + 1, column - 1)
+    X[..., column, column] = a.cos()
+    X[..., other, column] = torch.where(column % 2 == 0, -a.sin(), a.sin())
+    if n % 2 and p == n:
+        X[..., -1, -1] = 1
+    return X
 
 
 def check_determinant(shape: torch.Size, dtype: torch.dtype, determinant: int | Tensor) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stiefel.errors import ShapeError
 from stiefel.geometry import with_determinant
+from stiefel.geometry.sampling import block_rotations
 from stiefel.init.tensors import fill, sizes
 from stiefel.numerics import compute_dtype, real_dtype
 
@@ -23,24 +24,15 @@ def _uniform(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def _block_rotations(tensor: Tensor, angles: Tensor, determinant: int | Tensor | None) -> Tensor:
-    """Fills with the first columns of exp(A), A = diag([[0, a], [-a, 0]], ...).
-
-    exp of a block is [[cos a, sin a], [-sin a, cos a]]; for odd n the last entry of A is 0.
+    """Fills with `block_rotations`.
 
     Args:
         tensor: The tensor to fill.
-        angles: The angles a, shape ``(..., n // 2)``.
-        determinant: As in `haar_`; exp(A) has +1, -1 negates the last row.
+        angles: The angles, shape ``(..., n // 2)``.
+        determinant: As in `haar_`; the rotations have +1, -1 negates the last row.
     """
-    batch, n, p = sizes(tensor)
-    X = torch.zeros(*batch, n, p, dtype=compute_dtype(tensor.dtype), device=tensor.device)
-    column = torch.arange(min(p, 2 * (n // 2)), device=tensor.device)
-    a = angles[..., column // 2].to(X.dtype)
-    other = torch.where(column % 2 == 0, column + 1, column - 1)
-    X[..., column, column] = a.cos()
-    X[..., other, column] = torch.where(column % 2 == 0, -a.sin(), a.sin())
-    if n % 2 and p == n:
-        X[..., -1, -1] = 1
+    _, n, p = sizes(tensor)
+    X = block_rotations(angles, n, p).to(compute_dtype(tensor.dtype))
     if determinant is not None:
         X = with_determinant(X, determinant)
     return fill(tensor, X)

@@ -12,7 +12,8 @@ from torch import Tensor
 from stiefel.errors import RepresentationError
 from stiefel.geometry import polish, product, with_determinant
 from stiefel.geometry.cayley_map import cayley_coordinates, cayley_map
-from stiefel.numerics import compute_dtype, full_precision, real_dtype, tolerance
+from stiefel.geometry.sampling import block_rotations
+from stiefel.numerics import compute_dtype, double_dtype, full_precision, real_dtype, tolerance
 from stiefel.parametrizations.base import Move
 from stiefel.parametrizations.component import OneComponent
 from stiefel.parametrizations.options import count_option
@@ -112,7 +113,7 @@ class Cayley(OneComponent):
     @full_precision()
     def _centred(self, X: Tensor) -> Tensor:
         """K with C(A) = K: F X D, or X B^H, in float64."""
-        X = X.to(torch.complex128 if X.is_complex() else torch.float64)
+        X = X.to(double_dtype(X.dtype))
         if self.has_base:
             return X @ self.base.to(X.dtype).mH
         return self.flip_rows(X) * self._signs(X.dtype, X.device)
@@ -181,16 +182,13 @@ class Cayley(OneComponent):
     ) -> Tensor:
         """scoRNN's start C(A) D, A of blocks [[0, a], [-a, 0]], a = tan(t/2), t ~ U(0, pi/2).
 
-        C turns each plane by exactly t, so the coordinates are small (no eigenvalue of C near
-        -1). The last row is negated where the determinant asks for it.
+        C(A) is a rotation by -t in each plane, so the coordinates are small (no eigenvalue of C
+        near -1). The last row is negated where the determinant asks for it.
         """
         working = compute_dtype(dtype)
         size = (*self.batch, self.n // 2)
         t = torch.rand(size, dtype=real_dtype(working), device=device, generator=generator)
-        X = torch.zeros(*self.batch, self.n, self.n, dtype=working, device=device)
-        even = torch.arange(0, 2 * (self.n // 2), 2, device=device)
-        X[..., even, even + 1] = torch.tan(math.pi / 4 * t).to(working)
-        Q = cayley_map(X, negative=self.negative or 0)
+        Q = block_rotations(-math.pi / 2 * t, self.n).to(working) * self._signs(working, device)
         signs = self.determinants()
         if signs is not None and not dtype.is_complex:
             Q = with_determinant(Q, signs.to(Q).expand(self.batch))

@@ -13,9 +13,9 @@ from stiefel.geometry.exponential_products import exponential_of_coordinates
 from stiefel.geometry.factors import polar_factor
 from stiefel.geometry.frame_exponential import frame_exponential
 from stiefel.geometry.logarithms import canonical_logarithm, unitary_logarithm
-from stiefel.geometry.sampling import haar, with_determinant
+from stiefel.geometry.sampling import block_rotations, haar, with_determinant
 from stiefel.geometry.skew_coordinates import skew_to_coordinates
-from stiefel.numerics import compute_dtype, full_precision, real_dtype
+from stiefel.numerics import compute_dtype, double_dtype, full_precision, real_dtype
 from stiefel.parametrizations.base import Move
 from stiefel.parametrizations.component import OneComponent
 from stiefel.parametrizations.options import count_option
@@ -151,7 +151,7 @@ class MatrixExp(OneComponent):
     @full_precision()
     def _coordinates(self, X: Tensor, B: Tensor) -> Tensor:
         if self.p == self.n:
-            double = torch.complex128 if X.is_complex() else torch.float64
+            double = double_dtype(X.dtype)
             Q = B.to(double).mH @ X.to(double) if self.has_base else self.flip_rows(X)
             return skew_to_coordinates(unitary_logarithm(Q))
         try:
@@ -187,8 +187,8 @@ class MatrixExp(OneComponent):
         """A Haar point of the base's component; around the identity a rotation that it reaches.
 
         With ``base="identity"`` the square start is that of EXPRNN: blocks [[0, a], [-a, 0]] with
-        a uniform on (-pi, pi), after Henaff, Szlam and LeCun; tall, a random frame at a distance
-        below one half.
+        a uniform on (-pi, pi), or as far as `max_angle` where that is less, after Henaff, Szlam and
+        LeCun; tall, a random frame at a distance below one half.
         """
         working = compute_dtype(dtype)
         if self.has_base:
@@ -198,21 +198,15 @@ class MatrixExp(OneComponent):
             if signs is not None and not working.is_complex:
                 X = with_determinant(X, signs.to(X))
             return X.to(dtype)
-        V = torch.zeros(self.shape, dtype=working, device=device)
         if self.p == self.n:
-            even = torch.arange(0, 2 * (self.n // 2), 2, device=device)
-            turns = torch.rand(
-                (*self.batch, self.n // 2),
-                dtype=real_dtype(working),
-                device=device,
-                generator=generator,
-            )
-            V[..., even, even + 1] = (math.pi * (2 * turns - 1)).to(working)
-        else:
-            random = torch.randn(self.shape, dtype=working, device=device, generator=generator)
-            V = random / (4 * math.sqrt(self.n))
+            size = (*self.batch, self.n // 2)
+            t = torch.rand(size, dtype=real_dtype(working), device=device, generator=generator)
+            most = math.pi if self.max_angle is None else min(math.pi, self.max_angle)
+            Q = block_rotations(most * (2 * t - 1), self.n).to(working)
+            return self.flip_rows(Q).to(dtype)
+        random = torch.randn(self.shape, dtype=working, device=device, generator=generator)
         with torch.no_grad():
-            return self._weight(V).to(dtype)
+            return self._weight(random / (4 * math.sqrt(self.n))).to(dtype)
 
     # ---------------------------------------------------------------------- new bases
 
