@@ -23,7 +23,7 @@ OPTIONS = {"cayley-base": {"via": "cayley", "rebase_every": 1000}}
 FRAMES, SQUARE = {"tcwy"}, {"exprnn", "cayley", "cayley-base", "givens"}
 LAYERS = ("tall", "wide", "conv", "square")
 #: Buffers that a way keeps beside the coordinates, and those that flip the row of a square weight.
-BUFFERS = {"matrix_exp": {"0.base", "0.rebases"}, "cayley-base": {"0.base"}}
+BUFFERS = {"matrix_exp": {"0.base"}, "cayley-base": {"0.base"}}
 FLIPPING = {"cwy", "householder", "exprnn", "cayley", "givens"}
 #: How many originals a complex weight has where it is not one.
 COMPLEX_ORIGINALS = {"cwy": 2, "householder": 2, "givens": 3}
