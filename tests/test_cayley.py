@@ -270,13 +270,21 @@ def test_a_number_of_negatives_and_a_determinant_may_not_disagree():
 
 
 def test_scornn_has_half_of_d_negative():
-    for n in (6, 7):
-        Q = haar(n, dtype=REAL, determinant=(-1) ** (n // 2))
+    for n, negative in ((4, 2), (6, 2), (7, 2), (9, 4)):
+        Q = haar(n, dtype=REAL, determinant=1)
         layer = stiefel.orthogonal(square(Q), via="scornn", init="keep")
-        assert layer.parametrizations.weight[0].negative == n // 2
+        assert layer.parametrizations.weight[0].negative == negative
         assert (layer.weight - Q).abs().max() < 1e-12
     with pytest.raises(ConfigurationError, match=r"'scornn' already says.*via='cayley'"):
         stiefel.orthogonal(square(Q), via="scornn", negative=1)
+
+
+@pytest.mark.parametrize("init", ["henaff", "cayley", "torus"])
+@pytest.mark.parametrize("n", [2, 3, 6, 10, 18])
+def test_scornn_splits_no_plane_of_a_rotation(init, n):
+    layer = stiefel.orthogonal(square(torch.eye(n, dtype=REAL)), via="scornn", init=init)
+    assert orthonormality_residual(layer.weight) < 1e-13
+    assert torch.linalg.det(layer.weight) > 0
 
 
 # ------------------------------------------------------------------------------ a moving base

@@ -26,7 +26,9 @@ SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "rgd-c-qr": ("riemannian", {"inner": "canonical", "retraction": "qr"}),
     "rgd-e-qr": ("riemannian", {"inner": "euclidean", "retraction": "qr"}),
     "hr": ("householder", {}),
-    "scornn": ("cayley", {"negative": lambda n: n // 2}),
+    # half of the signs, rounded down to an even number: an odd one would split a plane of rotation
+    # of init="henaff", "cayley" and "torus", whose starts the Cayley map then does not reach
+    "scornn": ("cayley", {"negative": lambda n: 2 * (n // 4)}),
     "eurnn": ("givens", {}),
 }
 
