@@ -270,6 +270,49 @@ def test_start_around_the_identity_stays_within_the_bound():
     assert (chart(chart.right_inverse(X)) - X).abs().max() <= 1e-12
 
 
+@pytest.mark.parametrize("base", ["identity", "current"])
+@pytest.mark.parametrize("shape", [(4, 4), (70, 70), (7, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+def test_values_beyond_max_angle_are_refused(shape, base, dtype):
+    chart = MatrixExp(*shape, base=base, max_angle=1.0)
+    remedy = "assign the weight" if base == "current" else "base='current'"
+    far = torch.eye(*shape, dtype=dtype)
+    far[:2, :2] = -far[:2, :2]
+    for X, taken in ((far, False), (MatrixExp(*shape, max_angle=0.9)(1e3 * far.roll(1, 1)), True)):
+        if taken:
+            assert chart.obstacle(X) is None
+            V = chart.right_inverse(X)
+            assert (chart(V) - X).abs().max() <= 4 * tolerance(dtype, *shape)
+            continue
+        with pytest.raises(RepresentationError, match=f"larger max_angle=.*{remedy}"):
+            chart.right_inverse(X)
+        assert "max_angle=1" in chart.obstacle(X)
+
+
+def test_init_and_convert_refuse_what_max_angle_shortens():
+    layer = nn.Linear(4, 4, bias=False)
+    layer.weight.data.copy_(-torch.eye(4))
+    options = {"via": "matrix_exp", "base": "identity", "max_angle": 1.0}
+    with pytest.raises(RepresentationError, match="larger max_angle="):
+        stiefel.orthogonal(layer, init="keep", **options)
+    free = stiefel.orthogonal(layer, via="exprnn", init="keep")
+    with pytest.raises(RepresentationError, match="larger max_angle="):
+        stiefel.convert(free, "exprnn", max_angle=1.0)
+    assert (free.weight + torch.eye(4)).abs().max() <= 1e-6
+
+
+def test_checkpoints_record_max_angle():
+    def layer(**options):
+        layer = nn.Linear(4, 4)
+        return stiefel.orthogonal(layer, via="exprnn", init="chart", **options)
+
+    saved = layer(max_angle=3.0).state_dict()
+    layer(max_angle=3.0).load_state_dict(saved)
+    for options in ({}, {"max_angle": 1.0}):
+        with pytest.raises(RuntimeError, match="max_angle"):
+            layer(**options).load_state_dict(saved)
+
+
 def test_rebases_are_counted_only_where_the_count_matters():
     assert "rebases" not in MatrixExp(4, rebase_every=2).state_dict()
     assert "rebases" in MatrixExp(4, rebase_every=2, project_every=3).state_dict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from stiefel.geometry.frame_exponential import frame_exponential
 from stiefel.geometry.logarithms import canonical_logarithm, unitary_logarithm
 from stiefel.geometry.sampling import block_rotations, haar, with_determinant
 from stiefel.geometry.skew_coordinates import skew_to_coordinates
-from stiefel.numerics import compute_dtype, double_dtype, full_precision, real_dtype
+from stiefel.numerics import compute_dtype, double_dtype, full_precision, real_dtype, tolerance
 from stiefel.parametrizations.base import Move
 from stiefel.parametrizations.component import OneComponent
 from stiefel.parametrizations.options import count_option
@@ -112,21 +113,20 @@ class MatrixExp(OneComponent):
             return self.base.to(dtype)
         return torch.eye(self.n, self.p, dtype=dtype, device=device).expand(self.shape)
 
-    def _weight(self, V: Tensor) -> Tensor:
+    def _weight(self, V: Tensor, max_angle: float | None) -> Tensor:
         """The weight in float32 or better."""
         V = V.to(compute_dtype(V.dtype))
         if self.p < self.n:
             B = self._base_for(V.dtype, V.device)
-            return frame_exponential(V, B.expand(V.shape), max_angle=self.max_angle)
+            return frame_exponential(V, B.expand(V.shape), max_angle=max_angle)
         if not self.has_base:
-            Q = exponential_of_coordinates(V, max_angle=self.max_angle)
-            return self.flip_rows(Q)
+            return self.flip_rows(exponential_of_coordinates(V, max_angle=max_angle))
         B = self._base_for(V.dtype, V.device).expand(V.shape)
-        return exponential_of_coordinates(V, B, max_angle=self.max_angle)
+        return exponential_of_coordinates(V, B, max_angle=max_angle)
 
     def forward(self, *originals: Tensor) -> Tensor:
         """The weight from V, shape ``(*batch, n, p)``."""
-        return self.emit(self._weight(originals[0]), originals[0])
+        return self.emit(self._weight(originals[0], self.max_angle), originals[0])
 
     # -------------------------------------------------------------------- its inverse
 
@@ -137,7 +137,7 @@ class MatrixExp(OneComponent):
             ShapeError: If X has another shape.
             OffManifoldError: If the columns of X are not orthonormal.
             RepresentationError: If det X is not that of the base (real square weights), or X is
-                too far from the base (tall weights).
+                too far from the base (tall weights), or farther than `max_angle` lets it be.
         """
         lifted = self.check_point(X)
         B = self._base_for(lifted.dtype, lifted.device)
@@ -146,7 +146,29 @@ class MatrixExp(OneComponent):
         reason = self.determinant_obstacle(lifted)
         if reason is not None:
             raise RepresentationError(reason)
-        return self._coordinates(lifted, B).to(X.dtype)
+        V = self._coordinates(lifted, B)
+        self._check_angles(V, tolerance(X.dtype, self.n, self.p))
+        return V.to(X.dtype)
+
+    @torch.no_grad()
+    def _check_angles(self, V: Tensor, bound: float) -> None:
+        """Raises a RepresentationError where `max_angle` shortens V: another weight results."""
+        if self.max_angle is None or V.numel() == 0:
+            return
+        V = V.to(double_dtype(V.dtype))
+        moved = float((self._weight(V, self.max_angle) - self._weight(V, None)).abs().amax())
+        if moved <= bound:
+            return
+        remedy = (
+            "assign the weight, which moves the base"
+            if self.has_base
+            else "use base='current', which takes any value"
+        )
+        raise RepresentationError(
+            f"chart {self.name!r}: the matrix has angles from the base above "
+            f"max_angle={self.max_angle:.4g}, so that the weight would be {moved:.2g} away from "
+            f"it: make the chart with a larger max_angle= or without it, or {remedy}"
+        )
 
     @full_precision()
     def _coordinates(self, X: Tensor, B: Tensor) -> Tensor:
@@ -167,10 +189,14 @@ class MatrixExp(OneComponent):
         return u + B @ a * (math.sqrt(0.5) - 1)
 
     def obstacle(self, X: Tensor) -> str | None:
-        """The wrong determinant, or a tall matrix too far from the base; None for other points."""
-        if self.p == self.n:
+        """The wrong determinant, or a matrix too far from the base; None for other points."""
+        if self.p == self.n and (self.max_angle is None or self.max_angle >= math.pi):
             return self.determinant_obstacle(self.check_point(X))
         return super().obstacle(X)
+
+    def meaning(self) -> dict[str, Any]:
+        """Whether there is a base, and the bound that longer coordinates are shortened to."""
+        return {**super().meaning(), "max_angle": self.max_angle}
 
     def empty_originals(
         self, dtype: torch.dtype, device: torch.device | str | None = None
@@ -206,7 +232,7 @@ class MatrixExp(OneComponent):
             return self.flip_rows(Q).to(dtype)
         random = torch.randn(self.shape, dtype=working, device=device, generator=generator)
         with torch.no_grad():
-            return self._weight(random / (4 * math.sqrt(self.n))).to(dtype)
+            return self._weight(random / (4 * math.sqrt(self.n)), self.max_angle).to(dtype)
 
     # ---------------------------------------------------------------------- new bases
 
@@ -219,7 +245,7 @@ class MatrixExp(OneComponent):
         if not self.has_base:
             return super().rebase(originals)
         V = originals[0].detach()
-        X = self._weight(V)
+        X = self._weight(V, self.max_angle)
         if self.project_every is not None:
             self.rebases = self.rebases + 1
             if int(self.rebases) % self.project_every == 0:
