@@ -84,6 +84,18 @@ def test_zero_vectors_are_the_identity_and_lengths_do_not_matter():
     assert g[:, 1].abs().max() > 0
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20])
+def test_gradients_of_vectors_of_any_size(scale):
+    """They go as the inverse of the size."""
+    chart, gradients = URNN(8), []
+    V, theta = chart.starting_originals(torch.complex64)
+    G = torch.randn(8, 8, dtype=torch.complex64)
+    for vectors in (V, scale * V):
+        (g,) = torch.autograd.grad(chart(vectors.requires_grad_(), theta), vectors, G)
+        gradients.append(g)
+    assert (scale * gradients[1] - gradients[0]).norm() < 1e-5 * gradients[0].norm()
+
+
 def test_second_derivatives_are_right():
     chart = URNN(4)
     originals = tuple(o.requires_grad_() for o in chart.starting_originals(COMPLEX))

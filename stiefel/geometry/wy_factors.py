@@ -68,20 +68,34 @@ def check_reflection_vectors(V: Tensor) -> None:
         )
 
 
-def _scaled_norms(V: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms of the columns, 1 where one counts as zero, and which do; ``(..., 1, L)``.
+def _scaled(V: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """v / m and its norm, m, and which columns count as zero; those have m = 1 and the norm 1.
 
-    |v| = m |v / m| with m the largest entry: |v|^2 itself overflows for entries above 1e19 in
-    float32, and underflows below 1e-19.
+    m is the largest real or imaginary part: |v|^2 itself overflows for entries above 1e19 in
+    float32, and underflows below 1e-19, and its derivative does too.
+
+    Args:
+        V: Shape ``(..., n, L)``.
+
+    Returns:
+        Real and imaginary parts of v / m, one above the other, ``(..., 2 n, L)``, for real V
+        ``(..., n, L)``; the rest ``(..., 1, L)``.
     """
     parts = V
-    if V.is_complex():  # real and imaginary parts one above the other: (..., 2 n, L)
+    if V.is_complex():
         parts = torch.view_as_real(V.resolve_conj()).movedim(-1, -3).flatten(-3, -2)
     largest = parts.detach().abs().amax(-2, keepdim=True)
     negligible = ~(largest > smallest_norm(V.dtype))
     scale = largest.masked_fill(negligible, 1)
-    squares = (parts / scale).square().sum(-2, keepdim=True)
-    return scale * squares.masked_fill(negligible, 1).sqrt(), negligible
+    parts = parts / scale
+    squares = parts.square().sum(-2, keepdim=True)
+    return parts, squares.masked_fill(negligible, 1).sqrt(), scale, negligible
+
+
+def _scaled_norms(V: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms |v| = m |v / m|, 1 where a column counts as zero, and which do; ``(..., 1, L)``."""
+    _, norms, scale, negligible = _scaled(V)
+    return scale * norms, negligible
 
 
 def column_norms(V: Tensor) -> Tensor:
@@ -118,7 +132,11 @@ def unit_columns(V: Tensor) -> Tensor:
     Returns:
         U, same shape.
     """
-    return V * inverse_norms(V)
+    parts, norms, _, negligible = _scaled(V)  # u = (v / m) / |v / m|: m has no derivative in it
+    U = parts * norms.reciprocal().masked_fill(negligible, 0)
+    if not V.is_complex():
+        return U
+    return torch.complex(*U.unflatten(-2, (2, V.shape[-2])).unbind(-3))
 
 
 def phase_factors(phases: Tensor | None, dtype: torch.dtype) -> Tensor | None:
