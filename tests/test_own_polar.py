@@ -138,6 +138,20 @@ class TestFactors:
         assert torch.equal(factor(Z), W)
 
     @each_safe
+    @pytest.mark.parametrize("batch", [(), (40,)])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, REAL, COMPLEX])
+    def test_below_the_normal_numbers(self, factor, dtype, batch):
+        """The gradient would overflow; it is zero."""
+        least = torch.finfo(dtype).tiny / 100
+        Z = least * torch.randn(*batch, 6, 3, dtype=dtype)
+        W, g = value_and_gradient(factor, Z, torch.randn_like(Z))
+        assert orthonormality_residual(W).max() < tolerance(dtype, 6, 3)
+        assert (g == 0).all()
+        double = COMPLEX if dtype.is_complex else REAL
+        if double != dtype:
+            assert (W - polar_factor(Z.to(double))).abs().max() < 1e-3
+
+    @each_factor
     def test_not_finite_is_seen_and_stays_where_it_is(self, factor):
         Z = torch.randn(3, 5, 4)
         Z[1, 2, 2] = float("nan")
@@ -283,6 +297,16 @@ class TestOWN:
         assert W.sum(-2).abs().max() < 1e-5
         W.square().sum().backward()
         assert V.grad.isfinite().all()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, REAL, COMPLEX])
+    def test_centred_proxies_of_huge_entries(self, dtype):
+        Z = torch.randn(40, 9, 3, dtype=dtype)
+        Z = (Z / torch.view_as_real(Z + 0j).abs().max()).requires_grad_()
+        chart = OWN(9, 3, batch=(40,), center=True)
+        W, huge = chart(Z), chart(torch.finfo(dtype).max * Z)
+        assert (huge - W).abs().max() < 1e3 * torch.finfo(dtype).eps
+        (g,) = torch.autograd.grad(huge, Z, torch.randn_like(W))
+        assert g.isfinite().all()
 
     def test_centred_reaches_centred_points_only(self):
         with pytest.raises(ConfigurationError, match=r"p <= n - 1, got 6 x 6"):

@@ -69,9 +69,12 @@ def cholesky_qr_factor(Z: Tensor) -> Tensor:
 @kernel_op("polar_factor", "(Tensor Z) -> (Tensor, Tensor, Tensor, Tensor)", fake=pairs_fake)
 def _polar(Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W = U V^H of Z = U diag(s) V^H, then U, s and V for the backward pass."""
-    U, s, Vh = torch.linalg.svd(Z, full_matrices=False)
+    bad = ~Z.isfinite().flatten(-2).all(-1)[..., None, None]
+    some = bool(bad.any())
+    U, s, Vh = torch.linalg.svd(torch.where(bad, 0, Z) if some else Z, full_matrices=False)
+    W = torch.where(bad, torch.nan, U @ Vh) if some else U @ Vh
     kept = U if keeps_left(*Z.shape[-2:]) else U.new_empty(*U.shape[:-2], 0, U.shape[-1])
-    return U @ Vh, kept, s, Vh.mH
+    return W, kept, s, Vh.mH
 
 
 @kernel_op(
@@ -101,7 +104,7 @@ def polar_factor(Z: Tensor) -> Tensor:
         Z: Matrices of full column rank, shape ``(..., n, p)``, n >= p.
 
     Returns:
-        W, shape ``(..., n, p)``, orthonormal columns.
+        W, shape ``(..., n, p)``, orthonormal columns; NaN where Z is not finite.
 
     Raises:
         ShapeError: If n < p.

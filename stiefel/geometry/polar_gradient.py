@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stiefel.geometry.lyapunov import definite_inverse, lyapunov_near_identity, squared_smith
-from stiefel.geometry.proxy_scale import scaled
+from stiefel.geometry.proxy_scale import gradient_over_scale, scaled
 from stiefel.numerics import real_dtype
 
 __all__ = [
@@ -88,7 +88,7 @@ def gradient_by_products(G: Tensor, W: Tensor, Z: Tensor) -> Tensor:
         P = torch.where(bad, 0, P)
     all_near = bool(near_identity(P).all())
     if not (all_near or prefers_products(P)):
-        return (_gradient_by_eigenvalues(G, W, P) / scale).reshape(shape)
+        return gradient_over_scale(_gradient_by_eigenvalues(G, W, P), scale).reshape(shape)
     A = W.mH @ G
     K = A - A.mH.resolve_conj()
     F, solved = lyapunov_near_identity(P, K) if all_near else squared_smith(P, K)
@@ -100,7 +100,7 @@ def gradient_by_products(G: Tensor, W: Tensor, Z: Tensor) -> Tensor:
     if not bool(solved.all()):
         rest = ~solved
         dZ[rest] = _gradient_by_eigenvalues(G[rest], W[rest], P[rest])
-    return (dZ / scale).reshape(shape)
+    return gradient_over_scale(dZ, scale).reshape(shape)
 
 
 def _gradient_by_eigenvalues(G: Tensor, W: Tensor, P: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefel.numerics import real_dtype
 
-__all__ = ["double", "scaled", "svd_pairs"]
+__all__ = ["divided", "double", "gradient_over_scale", "scaled", "svd_pairs"]
 
 
 def double(Z: Tensor) -> Tensor:
@@ -37,7 +37,27 @@ def scaled(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     largest = torch.maximum(most, -least)[..., None, None]  # entry, or part of a complex one
     bad = ~largest.isfinite()
     scale = torch.where(bad | (largest == 0) | plain, 1, largest)
-    return torch.where(bad, 0, Z / scale), scale, bad
+    return torch.where(bad, 0, divided(Z, scale)), scale, bad
+
+
+def divided(Z: Tensor, scale: Tensor) -> Tensor:
+    """Z / scale for a real scale ``(..., 1, 1)``, in real arithmetic.
+
+    The quotient of complex numbers is infinite where the divisor is below the normal numbers.
+    """
+    if not Z.is_complex():
+        return Z / scale
+    return torch.view_as_complex(torch.view_as_real(Z.resolve_conj()) / scale.unsqueeze(-1))
+
+
+def gradient_over_scale(dZ: Tensor, scale: Tensor) -> Tensor:
+    """The gradient by Z from that by Z / scale; zero where it would overflow.
+
+    That is where Z is zero to rounding for `stiefel.geometry.polar_gradient` too.
+    """
+    limits = torch.finfo(scale.dtype)
+    zero = scale <= limits.tiny / limits.eps
+    return torch.where(zero, 0, divided(dZ, scale.masked_fill(zero, 1)))
 
 
 def svd_pairs(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,9 @@ from stiefel.parametrizations.proxy import ProxyChart
 
 __all__ = ["OWN"]
 
+#: Where the entries of a proxy exceed this they are multiplied by a power of two.
+_HUGE, _SHRINK = 1e30, 2.0**-64
+
 
 class OWN(ProxyChart):
     """W = Z (Z^H Z)^(-1/2) of a proxy V; centred, Z = V - (1/n) 1 1^T V.
@@ -109,7 +112,11 @@ def _shortened(V: Tensor) -> Tensor:
     row of H V is the one that centring removes; row k of the others is
     ``Z_k + Z_1 / (sqrt(n) - 1)``, Z = V - (1/n) 1 1^T V. So W = H [0; polar factor], and centred
     columns that are linearly dependent are completed by centred ones.
+
+    Huge columns, whose sums would overflow, are first scaled down: W is the same.
     """
+    largest = V.detach().abs().amax((-2, -1), keepdim=True)
+    V = V * torch.where(largest > _HUGE, _SHRINK, torch.ones_like(largest))
     Z = V - V.mean(-2, keepdim=True)
     return Z[..., 1:, :] + Z[..., :1, :] / (math.sqrt(V.shape[-2]) - 1)
 
