@@ -116,6 +116,26 @@ def test_repeated_vectors_stay_orthonormal_in_single_precision(dtype):
     assert orthonormality_residual(X).max() < tolerance(dtype, 32, 32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize(
+    ("batch", "n", "columns"), [((), 200, 200), ((), 200, 40), ((2,), 100, 100)]
+)
+def test_many_equal_steps_do_not_drift(batch, n, columns, dtype):
+    """Every step rounds alike."""
+    V = torch.ones(*batch, n, n, dtype=dtype, requires_grad=True)
+    phases = torch.full((*batch, n), torch.pi) if dtype.is_complex else None
+    X = householder_product(V, phases, columns=columns)
+    assert orthonormality_residual(X).max() < tolerance(dtype, n, columns)
+    G = torch.randn_like(X)
+    double = V.detach().to(COMPLEX if dtype.is_complex else REAL).requires_grad_()
+    exact = householder_product(
+        double, None if phases is None else phases.double(), columns=columns
+    )
+    (g,), (slope,) = torch.autograd.grad(X, V, G), torch.autograd.grad(exact, double, G.to(exact))
+    assert (X - exact).abs().max() < 1e-4
+    assert (g - slope).norm() < 1e-3 * slope.norm()
+
+
 def test_memory_is_that_of_the_frame():
     """The result is all that is kept: no matrix of n x n, no graph of L nodes."""
     V = torch.randn(2000, 3, requires_grad=True)
