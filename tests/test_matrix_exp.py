@@ -82,6 +82,47 @@ def test_large_bounds_keep_tall_weights_orthonormal(dtype):
             assert orthonormality_residual(X) <= tolerance(dtype, 30, 20)
 
 
+@pytest.mark.parametrize("max_angle", [None, 1.0])
+@pytest.mark.parametrize("shape", [(6, 6), (70, 70), (1, 1), (7, 3)])
+@pytest.mark.parametrize("dtype", [*DOUBLE, torch.float32, torch.complex64])
+def test_every_finite_coordinate_gives_a_point(shape, dtype, max_angle, one_thread):
+    chart, limits = MatrixExp(*shape, max_angle=max_angle), torch.finfo(dtype)
+    tiny = limits.smallest_normal
+    sizes = [tiny / 1e5, tiny / 64, tiny, math.sqrt(tiny) / 8, 1e-20]
+    sizes += [1e18, 1e20, 1e30, math.sqrt(limits.max), limits.max]
+    for size in sizes:
+        V = torch.randn(*shape, dtype=dtype)
+        parts = torch.view_as_real(V) if dtype.is_complex else V
+        parts.div_(parts.abs().amax()).mul_(size)
+        V.requires_grad_()
+        X = chart(V)
+        assert orthonormality_residual(X) <= tolerance(dtype, *shape), size
+        if size < 1e-19:
+            assert torch.allclose(X, torch.eye(*shape, dtype=dtype), rtol=0, atol=1e-6)
+        (g,) = torch.autograd.grad(X, V, torch.randn_like(X))
+        assert g.isfinite().all(), size
+    V = torch.randn(*shape, dtype=dtype)
+    V[0, -1] = math.inf if not dtype.is_complex else complex(0, math.inf)
+    assert (shape == (1, 1) and not dtype.is_complex) or chart(V).isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DOUBLE)
+@pytest.mark.parametrize("shape", [(6, 6), (7, 3)])
+@pytest.mark.parametrize("rate", [1e20, 1e300])
+def test_a_monstrous_rate_leaves_the_base_a_point(rate, shape, dtype, one_thread):
+    layer = nn.Linear(shape[1], shape[0], bias=False, dtype=dtype)
+    layer = stiefel.orthogonal(layer, via="matrix_exp", rebase_every=1, init="haar")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=rate)
+    stiefel.attach(layer, optimizer)
+    T, chart = haar(*shape, dtype=dtype), layer.parametrizations.weight[0]
+    for _ in range(3):
+        optimizer.zero_grad()
+        (layer.weight - T).abs().square().sum().backward()
+        optimizer.step()
+        assert orthonormality_residual(chart.base) <= tolerance(dtype, *shape)
+        assert orthonormality_residual(layer.weight) <= tolerance(dtype, *shape)
+
+
 def test_tall_weights_train_in_memory_of_their_size():
     code = """
 import resource, torch, stiefel

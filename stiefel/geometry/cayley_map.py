@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stiefel.errors import ShapeError
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.linear import inverse
+from stiefel.geometry.linear import inverse, saturated
 from stiefel.geometry.polish import polish
 from stiefel.geometry.skew_coordinates import skew_from_coordinates, skew_to_coordinates
 from stiefel.numerics import double_dtype, full_precision
@@ -60,13 +60,6 @@ def _eliminate(M: Tensor) -> Tensor:
     return result
 
 
-def _saturated(A: Tensor) -> Tensor:
-    """A with entries (real and imaginary parts) of at most `_SATURATION`; NaN where infinite."""
-    parts = torch.view_as_real(A) if A.is_complex() else A
-    parts = parts.clamp(-_SATURATION, _SATURATION) + (parts - parts)
-    return torch.view_as_complex(parts) if A.is_complex() else parts
-
-
 def _polish(C: Tensor) -> Tensor:
     """C <- C (3 I - C^H C) / 2 until C is unitary within rounding; its derivative on them is I.
 
@@ -109,7 +102,7 @@ def _cayley(A: Tensor) -> Tensor:
     A = A.to(double_dtype(A.dtype))
     if A.dtype != dtype and longest <= _GENTLE_IN_DOUBLE:
         return _transform_(A, _eliminate).to(dtype)
-    return _polish(_transform_(_saturated(A), inverse).to(dtype))
+    return _polish(_transform_(saturated(A, _SATURATION), inverse).to(dtype))
 
 
 # -------------------------------------------------------------------------------- the kernel

@@ -16,8 +16,9 @@ from stiefel.geometry.exponential_polynomial import (
     Polynomial,
 )
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.linear import add_product_, adjoint
+from stiefel.geometry.linear import add_product_, adjoint, saturated
 from stiefel.geometry.scaling_squaring import (
+    SATURATION,
     by_pieces,
     flat,
     halvings,
@@ -29,7 +30,7 @@ from stiefel.geometry.scaling_squaring import (
     unsquare,
 )
 from stiefel.geometry.skew_coordinates import skew_from_coordinates, skew_to_coordinates
-from stiefel.geometry.spectral import norm_and_square, overestimate
+from stiefel.geometry.spectral import moderate, norm_and_square, overestimate
 from stiefel.geometry.tangent import skew
 from stiefel.numerics import real_dtype
 
@@ -64,8 +65,9 @@ def _forward(V: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[T
 
 def _forward_body(V: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[Tensor, ...]:
     polynomial = _polynomial_for(V.dtype)
-    A = skew_from_coordinates(V)
-    norm, A2 = norm_and_square(A, branch=max_angle is None)
+    tame = max_angle is None and moderate(V)
+    A = skew_from_coordinates(V if tame else saturated(V, SATURATION[V.dtype]))
+    norm, A2 = norm_and_square(A, scaled=not tame)
     if max_angle is None:
         s = halvings(norm, polynomial.reach)
         factor = powers_of_half(s, A.dtype)
@@ -159,7 +161,7 @@ def exponential_of_coordinates(
     For complex V, ``A_kk = i sqrt(2) Im V_kk`` besides; every other entry of V has a zero gradient.
     These coordinates are orthonormal in the canonical metric ``tr(A^H A) / 2``. The result is
     orthonormal to rounding for V of any size; its angles are as accurate as ``|A|`` rounding
-    errors allow.
+    errors allow. Entries beyond 1e12 (1e16 in float64), which leave no angle, act as that.
 
     Args:
         V: Coordinates in float32 or better, shape ``(..., n, n)``.

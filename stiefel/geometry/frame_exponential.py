@@ -20,8 +20,9 @@ from torch import Tensor
 
 from stiefel.geometry.exponential_polynomial import TAYLOR
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.linear import add_product_
+from stiefel.geometry.linear import add_product_, saturated
 from stiefel.geometry.scaling_squaring import (
+    SATURATION,
     flat,
     halvings,
     least_halvings,
@@ -47,6 +48,8 @@ _LOST = 0.3
 #: Newton-Schulz steps after a large M where nothing may be read: at `_FARTHEST` the residual before
 #: them is below 1e-2, and one step squares it.
 _BLIND_STEPS = 3
+#: Least alpha: below it M is small as it is, and quotients by alpha would lose the range of dtypes.
+_LEAST_ALPHA = 1e-3
 
 
 def _plain_square(E: Tensor, k: int) -> Tensor:
@@ -59,20 +62,20 @@ class _Tangent(NamedTuple):
     N: Tensor
     A: Tensor
     S: Tensor
-    #: Bounds on |N| and on |M|.
+    #: A bound on |N|, later what balances M, and a bound on |M|.
     alpha: Tensor
     norm: Tensor
 
 
-def _projected(Z: Tensor, B: Tensor, *, branch: bool) -> _Tangent:
+def _projected(Z: Tensor, B: Tensor) -> _Tangent:
     """The tangent vector of coordinates Z at B."""
+    Z = saturated(Z, SATURATION[Z.dtype])
     a = B.mH @ Z
     N = Z - B @ a
     A = (a - a.mH.resolve_conj()) / math.sqrt(2)
     S = N.mH @ N
     alpha = gram_norm(S)
-    norm = skew_norm(A, branch=branch) + alpha
-    return _Tangent(N, A, S, torch.where(alpha > 0, alpha, 1), norm)
+    return _Tangent(N, A, S, alpha, skew_norm(A) + alpha)
 
 
 def _widened(u: _Tangent) -> _Tangent:
@@ -115,7 +118,7 @@ class _Parts:
     """
 
     def __init__(self, Z: Tensor, B: Tensor, max_angle: float | None) -> None:
-        u, most = _projected(Z, B, branch=max_angle is None), _FARTHEST
+        u, most = _projected(Z, B), _FARTHEST
         if max_angle is None:
             self.large = bool((u.norm > _LARGE).any())
         else:
@@ -129,6 +132,7 @@ class _Parts:
         self.shrink = torch.ones_like(u.norm[..., None, None])
         if self.large or max_angle is not None:
             u, self.shrink = _shortened(u, most)
+        u = u._replace(alpha=u.alpha.clamp_min(_LEAST_ALPHA))
         self.N, self.alpha = u.N, u.alpha[..., None, None]
         reach = _SINGLE_REACH if single and not self.large else TAYLOR.reach
         M = _block(u)

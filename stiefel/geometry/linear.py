@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["add_product", "add_product_", "adjoint", "inverse", "solve"]
+__all__ = ["add_product", "add_product_", "adjoint", "inverse", "saturated", "solve"]
 
 #: Batched LU on the CPU is trusted up to this size. With torch 2.13 and MKL it returns wrong
 #: factors, without an error, for batches of matrices larger than about 128 once
@@ -19,6 +19,13 @@ def adjoint(A: Tensor) -> Tensor:
     """A^H, a new contiguous tensor: sums with it are several times faster than with a view."""
     transposed = A.mT.clone(memory_format=torch.contiguous_format)  # never A itself
     return transposed.conj_physical_() if A.is_complex() else transposed
+
+
+def saturated(A: Tensor, most: float) -> Tensor:
+    """A with entries (real and imaginary parts) of at most `most`; NaN where they are infinite."""
+    parts = torch.view_as_real(A.resolve_conj()) if A.is_complex() else A
+    parts = parts.clamp(-most, most) + (parts - parts)
+    return torch.view_as_complex(parts) if A.is_complex() else parts
 
 
 def add_product_(C: Tensor, A: Tensor, B: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:

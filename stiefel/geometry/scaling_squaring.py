@@ -13,6 +13,7 @@ from stiefel.geometry.linear import add_product, add_product_
 from stiefel.numerics import real_dtype
 
 __all__ = [
+    "SATURATION",
     "by_pieces",
     "flat",
     "halvings",
@@ -29,7 +30,14 @@ _PIECE = 131072
 #: Squarings between two Newton-Schulz steps: each doubles the distance from orthonormality.
 _STRIDE = 3
 #: More squarings than this leave nothing of the angles in any dtype.
-_MOST = 60
+_MOST = 80
+#: Larger coordinates act as these: nothing is left of their angles, and their squares are finite.
+SATURATION = {
+    torch.float32: 1e12,
+    torch.complex64: 1e12,
+    torch.float64: 1e16,
+    torch.complex128: 1e16,
+}
 
 
 def halvings(norm: Tensor, reach: float) -> Tensor:

@@ -7,44 +7,53 @@ from torch import Tensor
 
 from stiefel.numerics import real_dtype
 
-__all__ = ["gram_norm", "norm_and_square", "overestimate", "skew_norm"]
+__all__ = ["gram_norm", "moderate", "norm_and_square", "overestimate", "skew_norm"]
 
 #: Up to these sizes |A^2| and |A^4| bound the norm well, and cost less than the power iteration.
 _TINY, _SMALL = 16, 64
 #: Vectors and applications of the power iteration, and what is added to its result.
 _VECTORS, _APPLICATIONS, _MARGIN = 4, 14, 1.08
-#: Largest entries between this and its inverse have eighth powers in the range of float32.
-_FEEBLE = 1e-3
+#: Matrices of up to 64 rows with entries below this have eighth powers in the range of float32.
+_MODERATE = 100.0
 
 
-def norm_and_square(A: Tensor, *, branch: bool = True) -> tuple[Tensor, Tensor | None]:
+def moderate(A: Tensor) -> bool:
+    """Whether A is so small, in size and entries, that its powers are taken without scaling."""
+    if A.shape[-1] > _SMALL:
+        return False
+    parts = torch.view_as_real(A.resolve_conj()) if A.is_complex() else A
+    least, most = parts.aminmax()
+    return float(torch.maximum(-least, most)) < _MODERATE
+
+
+def norm_and_square(A: Tensor, *, scaled: bool = True) -> tuple[Tensor, Tensor | None]:
     """About the spectral norms of normal matrices: not below 0.9 of them, or not by much above.
 
     Up to 64 rows ``(|A^k|_F^2 / m)^(1 / 2k)``, an upper bound (m is the multiplicity of the largest
     singular value: 2 for real skew matrices), with k = 2 up to 16 rows and k = 4 above; beyond, a
-    power iteration on a fixed block of vectors with a margin. Entries whose powers would overflow
-    or vanish are scaled first.
+    power iteration on a fixed block of vectors with a margin.
 
     Args:
         A: Skew-Hermitian matrices, shape ``(m, n, n)`` or ``(n, n)``.
-        branch: Whether to look at the entries first, and leave out the scaling where it can be.
+        scaled: Whether to scale by the largest entry first, so that no power overflows or vanishes;
+            False for matrices that are `moderate`, whose norms below 1e-5 may come out as zero.
 
     Returns:
         The norms, shape ``(m,)`` or ``()``, in the real dtype of A, and A^2 if it was computed.
     """
-    largest = A.abs().amax((-2, -1))
-    n = A.shape[-1]
-    if n > _SMALL:
-        return _MARGIN * _power_iteration(_unit(A, largest)) * largest, None
-    if branch and bool(((largest > _FEEBLE) & (largest < 1 / _FEEBLE)).all()):
+    if not scaled:
         square = A @ A
         return _moment(square), square
-    unit = _unit(A, largest)
+    unit, largest = _unit(A)
+    if A.shape[-1] > _SMALL:
+        return _MARGIN * _power_iteration(unit) * largest, None
     return _moment(unit @ unit) * largest, None
 
 
-def _unit(A: Tensor, largest: Tensor) -> Tensor:
-    return A / torch.where(largest > 0, largest, 1)[..., None, None]
+def _unit(A: Tensor) -> tuple[Tensor, Tensor]:
+    """A over its largest entry, and that; a product, since complex division squares the divisor."""
+    largest = A.abs().amax((-2, -1)).clamp_min(torch.finfo(A.dtype).tiny)
+    return A * largest.reciprocal()[..., None, None], largest
 
 
 def _moment(square: Tensor) -> Tensor:
@@ -69,9 +78,9 @@ def _power_iteration(A: Tensor) -> Tensor:
     return length.amax((-2, -1))
 
 
-def skew_norm(A: Tensor, *, branch: bool = True) -> Tensor:
+def skew_norm(A: Tensor) -> Tensor:
     """The first result of `norm_and_square`."""
-    return norm_and_square(A, branch=branch)[0]
+    return norm_and_square(A)[0]
 
 
 def overestimate(n: int, *, complex: bool) -> float:
@@ -91,6 +100,5 @@ def gram_norm(S: Tensor) -> Tensor:
     Returns:
         Shape ``(...)``, in the real dtype of S.
     """
-    largest = S.abs().amax((-2, -1))
-    unit = S / torch.where(largest > 0, largest, 1)[..., None, None]
+    unit, largest = _unit(S)
     return (torch.linalg.vector_norm(unit @ unit, dim=(-2, -1)).sqrt() * largest).sqrt()
