@@ -81,17 +81,20 @@ def _said(options: dict[str, Any], keys: list[str]) -> str:
 
 
 def _incomplete(chart: Parametrization, state_dict: dict[str, Any], prefix: str) -> str | None:
-    """Which buffers are missing without which the coordinates mean another weight."""
+    """Which buffers of the chart are missing, without which the run does not go on as it was."""
     lost = [
         f"{prefix}0.{key}"
-        for key in ("flip", "base", "permutation")
-        if chart._buffers.get(key) is not None and f"{prefix}0.{key}" not in state_dict
+        for key, buffer in chart._buffers.items()
+        if buffer is not None
+        and key not in chart._non_persistent_buffers_set
+        and f"{prefix}0.{key}" not in state_dict
     ]
     if not lost:
         return None
     return (
         f"the checkpoint has coordinates of chart {chart.name!r} and no {', '.join(lost)}: without "
-        "it they mean another weight. Save all of model.state_dict()"
+        "it they mean another weight, or are rebased at another time. Save all of "
+        "model.state_dict()"
     )
 
 

@@ -48,9 +48,10 @@ def test_options_that_change_nothing_do_not_matter():
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(
-    ("via", "buffer"), [("cwy", "flip"), ("cayley", "flip"), ("matrix_exp", "base")]
+    ("via", "buffer"),
+    [("cwy", "flip"), ("cayley", "flip"), ("matrix_exp", "base"), ("dtriv", "rebases")],
 )
-def test_a_plain_dict_without_the_buffer_that_gives_the_meaning(via, buffer, strict):
+def test_a_plain_dict_without_a_buffer_of_the_chart(via, buffer, strict):
     state = dict(constrained(6, 6, via).state_dict())
     del state[f"parametrizations.weight.0.{buffer}"]
     assert_refused(constrained(6, 6, via), state, f"no parametrizations.weight.0.{buffer}", strict)
