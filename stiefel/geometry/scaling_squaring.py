@@ -80,7 +80,7 @@ def by_pieces(
     assert first is not None
     size = first.shape[-2:].numel()
     step = max(_PIECE // size, 1)
-    if first.device.type != "cpu" or 8 * size > _PIECE or first.numel() < 2 * _PIECE:
+    if first.device.type != "cpu" or 8 * size > _PIECE or first.numel() <= 2 * _PIECE:
         return list(body(*tensors, *options))
     count = -(-first.shape[0] // step)
     pieces = [[None] * count if T is None else T.split(step) for T in tensors]
