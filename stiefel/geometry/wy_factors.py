@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import RepresentationError
-from stiefel.numerics import double_dtype, full_precision, real_dtype
+from stiefel.numerics import full_precision, real_dtype
 
 __all__ = [
     "check_reflection_vectors",
@@ -153,10 +153,10 @@ def wy_diagonal(U: Tensor, tau: Tensor | None) -> Tensor:
 
     These are 1/2 and 1 for unit columns. Columns that are rounded to float32 have norms that
     differ from one by 1e-7, alike where reflections are alike, and S + S^T = U^T U must hold to
-    better than that: |u|^2 is summed in float64. A zero column keeps 1/2 or 1.
+    better than that: the squares are summed in float64. A zero column keeps 1/2 or 1.
     """
-    double = double_dtype(U.dtype)
-    excess = torch.linalg.vector_norm(U.detach(), dim=-2, dtype=double).square() - 1
+    squares = U.detach().abs().square() if U.is_complex() else U.detach().square()
+    excess = squares.sum(-2, dtype=torch.float64) - 1
     half = excess.masked_fill(excess < -0.5, 0).to(real_dtype(U.dtype)) / 2
     return half + 0.5 if tau is None else 1 + tau * half
 
