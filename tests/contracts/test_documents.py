@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import NAMES
 from stiefel.init import INITIALIZERS
 from stiefel.parameter import via_names
 
@@ -59,7 +60,20 @@ def _first_column(page: str, head: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", table[0], re.MULTILINE)[head.startswith("`") :]
 
 
+def test_every_benchmark_is_described() -> None:
+    assert sorted(_first_column("docs/benchmarks.md", "name")) == sorted(NAMES)
+
+
 def test_every_name_that_is_chosen_is_described() -> None:
     ways = _first_column("docs/choosing.md", "`via`") + _first_column("docs/choosing.md", "short")
     assert sorted(ways) == via_names()
     assert sorted(_first_column("docs/choosing.md", "`init`")) == sorted(INITIALIZERS)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_generated_parts_are_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    begun = re.findall(r"^<!-- (\w+): begin -->$", text, re.MULTILINE)
+    parts = dict(re.findall(r"^<!-- (\w+): begin -->\n(.*?)^<!-- \1: end -->$", text, re.S | re.M))
+    assert begun == list(parts), f"{page}: a part begins and does not end, or stands there twice"
+    assert [name for name, part in parts.items() if not part.strip()] == []
