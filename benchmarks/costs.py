@@ -48,7 +48,7 @@ SQUARE = (
         "2 n^2 L + 2 n L^2",
         "products of L reflections; all of one determinant at L = n",
         "(-1)^L, or the other by flip",
-        "the default: any optimizer, fast from n = 512 on, and fewer reflections are cheaper still",
+        "the default: holds every value, any optimizer, and fewer reflections are cheaper still",
     ),
     ChartCost(
         "householder",
@@ -78,7 +78,7 @@ SQUARE = (
         "2 n^3",
         "almost one component: no eigenvalue -1 of Q D",
         "det D, or the other by flip",
-        "small and medium n; smooth and one to one",
+        "the fastest full chart on a CPU; smooth and one to one",
     ),
     ChartCost(
         "own",

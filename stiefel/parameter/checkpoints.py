@@ -35,6 +35,13 @@ def complaint(
         prefix: Of the storage's keys in it.
         metadata: What torch saved beside it, if that is still there.
     """
+    if "version" in metadata and "chart" not in metadata:  # ours say which chart it is
+        return (
+            "the checkpoint was saved by another parametrization: that of torch, "
+            "torch.nn.utils.parametrizations.orthogonal, has keys of the same names and other "
+            "coordinates. Load it into the module that it came from, call "
+            "torch.nn.utils.parametrize.remove_parametrizations, and then stiefel.orthogonal"
+        )
     saved = metadata.get("chart", chart.name)
     if saved != chart.name:
         return _foreign(saved, chart.name)

@@ -206,7 +206,8 @@ def _starting_coordinates(
             warnings.warn(
                 f"stiefel.orthogonal: chart {chart.name!r} cannot keep the current value, it "
                 f"takes its own start instead. Reason: {error}. To choose the start, pass init= "
-                "(for instance init='haar'); to be told by an error, init='keep'",
+                "(init='haar', or init='orthogonalize' for the nearest with determinant=); to be "
+                "told by an error, init='keep'",
                 UserWarning,
                 stacklevel=3,
             )

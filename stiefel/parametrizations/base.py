@@ -80,7 +80,7 @@ class Parametrization(nn.Module, ABC):
         if p < n and not self.tall:
             raise ConfigurationError(
                 f"chart {self.name!r} covers square matrices only, got {n} x {p}: via='tcwy', "
-                "'cwy', 'matrix_exp', 'own' and 'polar' cover tall and wide ones"
+                "'cwy', 'matrix_exp', 'own', 'polar' and 'riemannian' cover tall and wide ones"
             )
         if batch and not self.batched:
             raise ConfigurationError(

@@ -82,3 +82,20 @@ def test_coordinates_that_are_not_finite(via, value):
     key = "parametrizations.weight.original"
     state[key] = torch.full_like(state[key], value)
     assert_refused(constrained(4, 4, via), state, r"NaN or an infinity|not finite|off the", True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"via": "cayley", "rebase_every": 9}, {"via": "rgd-c-c"}, {"via": "matrix_exp"}]
+)
+def test_a_checkpoint_of_torchs_own_orthogonal_is_refused_with_the_way(options):
+    """Its keys are ours and its coordinates are not."""
+    theirs = torch.nn.utils.parametrizations.orthogonal(nn.Linear(4, 4), orthogonal_map="cayley")
+    layer = stiefel.orthogonal(nn.Linear(4, 4), **options)
+    W = layer.weight.detach().clone()
+    with pytest.raises(RuntimeError, match=r"another parametrization.*remove_parametrizations"):
+        layer.load_state_dict(theirs.state_dict(), strict=False)
+    assert torch.equal(layer.weight, W)
+    nn.utils.parametrize.remove_parametrizations(theirs, "weight")
+    stiefel.orthogonal(theirs, **options)
+    layer.load_state_dict(theirs.state_dict())
+    assert torch.equal(layer.weight, theirs.weight)
