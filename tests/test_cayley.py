@@ -270,8 +270,8 @@ def test_a_number_of_negatives_and_a_determinant_may_not_disagree():
 
 
 def test_scornn_has_half_of_d_negative():
-    for n, negative in ((4, 2), (6, 2), (7, 2), (9, 4)):
-        Q = haar(n, dtype=REAL, determinant=1)
+    for n, negative in ((1, 0), (4, 2), (6, 2), (7, 3), (9, 5)):
+        Q = haar(n, dtype=REAL, determinant=(-1) ** negative)
         layer = stiefel.orthogonal(square(Q), via="scornn", init="keep")
         assert layer.parametrizations.weight[0].negative == negative
         assert (layer.weight - Q).abs().max() < 1e-12
@@ -280,11 +280,11 @@ def test_scornn_has_half_of_d_negative():
 
 
 @pytest.mark.parametrize("init", ["henaff", "cayley", "torus"])
-@pytest.mark.parametrize("n", [2, 3, 6, 10, 18])
+@pytest.mark.parametrize("n", [2, 3, 5, 6, 7, 10, 17, 18])
 def test_scornn_splits_no_plane_of_a_rotation(init, n):
     layer = stiefel.orthogonal(square(torch.eye(n, dtype=REAL)), via="scornn", init=init)
     assert orthonormality_residual(layer.weight) < 1e-13
-    assert torch.linalg.det(layer.weight) > 0
+    assert torch.linalg.det(layer.weight) * (-1) ** n > 0
 
 
 # ------------------------------------------------------------------------------ a moving base

@@ -15,6 +15,17 @@ from stiefel.parametrizations import CHARTS, Parametrization
 
 __all__ = ["SHORT_FORMS", "make_chart", "via_names"]
 
+
+def _half(n: int) -> int:
+    """Half of n signs, so that D splits no plane of rotation.
+
+    init="henaff", "cayley" and "torus" turn the planes (0, 1), (2, 3), ...; where D splits one, or
+    negates a last coordinate that does not turn, the Cayley map does not reach them. An odd n has
+    an odd number of signs: its determinant is -1 and the last row of those starts is negated.
+    """
+    return 2 * (n // 4) + n % 2 if n > 1 else 0
+
+
 #: Names from the papers: a chart and options that the name implies; an option may be a function of
 #: the number of rows. For the manifold RGD-{inner product}-{retraction}.
 SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,9 +37,7 @@ SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "rgd-c-qr": ("riemannian", {"inner": "canonical", "retraction": "qr"}),
     "rgd-e-qr": ("riemannian", {"inner": "euclidean", "retraction": "qr"}),
     "hr": ("householder", {}),
-    # half of the signs, rounded down to an even number: an odd one would split a plane of rotation
-    # of init="henaff", "cayley" and "torus", whose starts the Cayley map then does not reach
-    "scornn": ("cayley", {"negative": lambda n: 2 * (n // 4)}),
+    "scornn": ("cayley", {"negative": _half}),
     "eurnn": ("givens", {}),
 }
 
