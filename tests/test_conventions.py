@@ -75,7 +75,7 @@ def test_torch(dtype, trivialized):
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_geotorch(lower):
-    geotorch = pytest.importorskip("geotorch")
+    geotorch = pytest.importorskip("geotorch", reason="a peer: pip install '.[benchmarks]'")
     layer = nn.Linear(5, 5, bias=False, dtype=REAL)
     with torch.no_grad():
         layer.weight.copy_(haar(5, dtype=REAL, determinant=1))
