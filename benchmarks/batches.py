@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from benchmarks.harness import Case, Goal, Section, Settings, Study, measure
 from benchmarks.ours import constrained
 from benchmarks.peers import torch_batch
@@ -17,6 +19,9 @@ from stiefel.parametrizations import CHARTS
 __all__ = ["sections"]
 
 _TORCH = "torch orthogonal, householder"
+_GAUSSIAN = ", Gaussian proxy"
+#: Charts whose time depends on the proxy: they start at the weight, where they are fast.
+_PROXIES = ("own", "polar")
 #: Options beside the defaults that are timed too.
 _VARIANTS = {"polar": [{"method": "exact"}], "givens": [{"layers": 4, "style": "fft"}]}
 
@@ -31,6 +36,12 @@ def _cases(count: int, n: int, device: str) -> list[Case]:
             layer = constrained((count, n, n), via, device, **options)
             name = f"stiefel {via}" + (f", {said}" if said else "")
             cases.append(weight_case(name, layer, ours=True))
+    for via in _PROXIES:
+        layer = constrained((count, n, n), via, device)
+        with torch.no_grad():
+            for leaf in layer.parameters():
+                leaf.normal_()
+        cases.append(weight_case(f"stiefel {via}{_GAUSSIAN}", layer, ours=True))
     theirs = torch_batch((count, n, n), "householder", device)
     return [*cases, weight_case(_TORCH, theirs, noise=perturb_below_diagonal)]
 
@@ -46,7 +57,7 @@ def sections(settings: Settings) -> Iterator[Section]:
     goals = [
         Goal(f"{case.name} at least 2 times faster than torch", case.name, _TORCH, at_least=2)
         for case in cases
-        if case.name != _TORCH
+        if case.name != _TORCH and not case.name.endswith(_GAUSSIAN)
     ]
     title = f"forward + backward of {count} matrices {n} x {n}, float32"
     yield measure(Study(title, cases, _TORCH, goals), settings)

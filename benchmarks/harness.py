@@ -12,7 +12,7 @@ import gc
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -341,9 +341,3 @@ def measure(study: Study, settings: Settings) -> Section:
     ]
     goals = [_verdict(goal, times, settings) for goal in study.goals]
     return Section(f"{study.title} (reference: {study.reference})", rows, goals)
-
-
-def measure_all(studies: Iterable[Study], settings: Settings) -> Iterator[Section]:
-    """Measures studies one after the other, as `measure` does."""
-    for study in studies:
-        yield measure(study, settings)
