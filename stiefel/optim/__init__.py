@@ -4,5 +4,13 @@ from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.build import build
 from stiefel.optim.combined import CombinedOptimizer
 from stiefel.optim.rgd import RGD
+from stiefel.optim.solvers import MinimizeResult, minimize
 
-__all__ = ["RGD", "CombinedOptimizer", "RiemannianOptimizer", "build"]
+__all__ = [
+    "RGD",
+    "CombinedOptimizer",
+    "MinimizeResult",
+    "RiemannianOptimizer",
+    "build",
+    "minimize",
+]

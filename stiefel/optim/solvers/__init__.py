@@ -1,0 +1,18 @@
+"""Deterministic solvers for full-batch problems; `stiefel.optim.minimize` is the way in."""
+
+from stiefel.optim.solvers.barzilai_borwein import barzilai_borwein
+from stiefel.optim.solvers.minimize import SOLVERS, minimize
+from stiefel.optim.solvers.problem import Evaluation, Path, Problem
+from stiefel.optim.solvers.result import MinimizeResult, Run, Status
+
+__all__ = [
+    "SOLVERS",
+    "Evaluation",
+    "MinimizeResult",
+    "Path",
+    "Problem",
+    "Run",
+    "Status",
+    "barzilai_borwein",
+    "minimize",
+]

@@ -1,0 +1,233 @@
+"""`minimize`: a deterministic solver for a smooth function on a product of manifolds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import ConfigurationError, DtypeError, NonFiniteError, ShapeError, unknown
+from stiefel.manifolds import GeooptManifoldParameter, Manifold, ManifoldParameter, Stiefel
+from stiefel.numerics import full_precision
+from stiefel.optim.solvers.barzilai_borwein import barzilai_borwein
+from stiefel.optim.solvers.components import Component, component_of
+from stiefel.optim.solvers.problem import Evaluation, Point, Problem
+from stiefel.optim.solvers.result import Limits, MinimizeResult, Run, Status
+
+__all__ = ["SOLVERS", "minimize"]
+
+#: Every solver by its name: ``solver(problem, start, run, *, options)``. It calls ``run.stop`` with
+#: each iterate. A new solver is one function in a file of its own and one line here.
+SOLVERS: dict[str, Callable[..., None]] = {
+    "barzilai-borwein": barzilai_borwein,
+}
+
+_TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
+_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def minimize(
+    f: Callable[..., Any],
+    X0: Tensor | Sequence[Tensor],
+    *,
+    manifold: Manifold | str | Sequence[Manifold | str | None] | None = None,
+    method: str = "barzilai-borwein",
+    gradient: bool | Callable[..., Any] | None = None,
+    tol: float | None = None,
+    absolute_tol: float = 0.0,
+    max_iterations: int = 10_000,
+    max_seconds: float | None = None,
+    callback: Callable[[MinimizeResult], Any] | None = None,
+    feasibility_every: int = 50,
+    **options: Any,
+) -> MinimizeResult:
+    r"""Minimises a smooth real function on a manifold or a product of manifolds.
+
+    For full-batch problems: f must give the same value for the same point. It runs with autocast
+    off and in full matmul precision.
+
+    Args:
+        f: Takes the point, or one tensor for each of several points, and returns a real scalar
+            tensor, differentiable by autograd.
+        X0: The start, which is not changed: a tensor, a `stiefel.ManifoldParameter`, or a list or
+            tuple of them for a product of manifolds. On `stiefel.Stiefel` shape ``(..., n, p)``;
+            leading dimensions are a batch, whose members f couples as it likes.
+        manifold: For tensors: a `stiefel.Stiefel`, one of geoopt's manifolds, ``"euclidean"`` for
+            free tensors, or a sequence with one for each start. By default matrices lie on
+            ``stiefel.Stiefel("euclidean", "cholesky_qr")``. Manifold parameters have their own.
+        method: A name of `SOLVERS`.
+        gradient: None for autograd; True if f returns ``(value, gradient)``; or a function that
+            takes what f takes and returns the ambient gradient (for complex points as torch
+            defines it, dL/dRe + i dL/dIm), a sequence of them for several points.
+        tol: Ends when the norm of the Riemannian gradient is at most `tol` times the largest
+            Frobenius norm of the ambient gradient met so far; 1e-8 in float64, 1e-4 in float32.
+        absolute_tol: Ends when that norm is at most this.
+        max_iterations: Limit of iterations.
+        max_seconds: Limit of time, looked at after each iteration.
+        callback: Called with a `MinimizeResult` (x, fun, grad_norm, nit, seconds) at the start
+            and after each iteration; ends the run by returning True or raising StopIteration.
+        feasibility_every: After how many iterations feasibility is measured for the history; 0 for
+            never.
+        **options: Options of the method, see `stiefel.optim.solvers`.
+
+    Returns:
+        A `MinimizeResult`; its point is on the manifold within `stiefel.tolerance`.
+
+    Raises:
+        UnknownNameError: If the method, or an option of it, does not exist.
+        ConfigurationError: If f is not differentiable, or arguments do not go together.
+        ShapeError: If f does not return one number, or a start has the wrong shape.
+        DtypeError: If f returns a complex number, or a start is not of 32 or 64 bit precision.
+        OffManifoldError: If a start is not on its manifold.
+        NonFiniteError: If f or its gradient is not finite at the start.
+
+    Example:
+        >>> import torch, stiefel
+        >>> A = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
+        >>> X0 = stiefel.geometry.haar(6, 2, dtype=torch.float64)
+        >>> result = stiefel.optim.minimize(lambda X: (X.mT @ A @ X).trace(), X0)
+        >>> result.success, round(result.fun, 9)  # the two smallest eigenvalues, 1 + 2
+        (True, 3.0)
+    """
+    if method not in SOLVERS:
+        raise unknown("method", method, SOLVERS)
+    solver = SOLVERS[method]
+    _check_options(method, solver, options)
+    starts, wrap = _unpack(X0)
+    components = _components(starts, X0, manifold)
+    limits = _limits(
+        starts, tol, absolute_tol, max_iterations, max_seconds, callback, feasibility_every
+    )
+    problem = Problem(f, components, gradient)
+    X = tuple(start.detach().as_subclass(Tensor).clone() for start in starts)
+    with torch.no_grad(), full_precision():
+        for number, (component, part) in enumerate(zip(components, X, strict=True)):
+            component.check(part, "X0" if len(X) == 1 else f"X0[{number}]")
+        run = Run(problem, limits, wrap)
+        first = problem.evaluate(X)
+        _check_start(first)
+        solver(problem, first, run, **options)
+        return _result(problem, run, wrap)
+
+
+def _check_options(method: str, solver: Callable[..., None], options: dict[str, Any]) -> None:
+    parameters = inspect.signature(solver).parameters.values()
+    known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            raise unknown(f"option of {method!r}", name, known)
+
+
+def _unpack(
+    X0: Tensor | Sequence[Tensor],
+) -> tuple[tuple[Tensor, ...], Callable[[Point], Any]]:
+    """The starts as a tuple, and the function that gives points the type of X0."""
+    several = isinstance(X0, (list, tuple))
+    starts: tuple[Any, ...] = tuple(X0) if several else (X0,)
+    if not starts:
+        raise ConfigurationError("expected at least one start, got an empty sequence")
+    for start in starts:
+        if not isinstance(start, Tensor):
+            raise ConfigurationError(
+                f"expected a tensor, a ManifoldParameter or a list or tuple of them, got "
+                f"{type(start).__name__}"
+            )
+        if start.dtype not in _DTYPES:
+            raise DtypeError(
+                f"expected float32, float64 or a complex start, got {start.dtype}: convert it, for "
+                "instance with .to(torch.float64)"
+            )
+
+    def wrap(X: Point) -> Any:
+        points = [_like(start, part) for start, part in zip(starts, X, strict=True)]
+        if not several:
+            return points[0]
+        return points if isinstance(X0, list) else tuple(points)
+
+    return starts, wrap
+
+
+def _like(start: Tensor, X: Tensor) -> Tensor:
+    if isinstance(start, GeooptManifoldParameter):
+        return ManifoldParameter(X, start.manifold, start.requires_grad, check=False)
+    return X
+
+
+def _components(starts: tuple[Tensor, ...], X0: Any, manifold: Any) -> tuple[Component, ...]:
+    """One component for each start."""
+    given = list(manifold) if isinstance(manifold, (list, tuple)) else [manifold] * len(starts)
+    if len(given) != len(starts):
+        raise ConfigurationError(
+            f"expected one manifold for each of the {len(starts)} starts, got {len(given)}"
+        )
+    components = []
+    for start, choice in zip(starts, given, strict=True):
+        own = getattr(start, "manifold", None)
+        if own is not None and choice is not None and own != choice:
+            raise ConfigurationError(
+                f"a start lies on {own} and manifold={choice!r} was given: leave manifold= out, or "
+                "hand over start.detach().as_subclass(torch.Tensor)"
+            )
+        choice = own if choice is None else choice
+        if choice is None:
+            if start.ndim < 2:
+                raise ShapeError(
+                    f"expected a matrix (..., n, p), got a tensor of shape {tuple(start.shape)}: "
+                    "name its manifold, for instance manifold='euclidean' for a free tensor"
+                )
+            choice = Stiefel("euclidean", "cholesky_qr")
+        components.append(component_of(choice))
+    return tuple(components)
+
+
+def _limits(
+    starts: tuple[Tensor, ...],
+    tol: float | None,
+    absolute_tol: float,
+    max_iterations: int,
+    max_seconds: float | None,
+    callback: Callable[[MinimizeResult], Any] | None,
+    feasibility_every: int,
+) -> Limits:
+    if tol is None:
+        tol = max(_TOLERANCES[start.real.dtype] for start in starts)
+    numbers = {"tol": tol, "absolute_tol": absolute_tol, "max_iterations": max_iterations}
+    numbers |= {"max_seconds": max_seconds or 0, "feasibility_every": feasibility_every}
+    for name, number in numbers.items():
+        if not number >= 0:
+            raise ConfigurationError(f"expected {name} >= 0, got {number}")
+    return Limits(tol, absolute_tol, max_iterations, max_seconds, callback, feasibility_every)
+
+
+def _check_start(e: Evaluation) -> None:
+    if not e.finite:
+        what = f"f = {e.f}" if not abs(e.f) < float("inf") else "a gradient with NaN or infinity"
+        raise NonFiniteError(
+            f"expected f and its gradient to be finite at X0, got {what}: start elsewhere, or look "
+            "for the operation with torch.autograd.detect_anomaly()"
+        )
+
+
+def _result(problem: Problem, run: Run, wrap: Callable[[Point], Any]) -> MinimizeResult:
+    """The final point, polished where it has drifted."""
+    e = run.final()
+    polished = problem.polished(e.X)
+    if polished is not None:
+        e = problem.evaluate(polished)
+    assert run.status is not None
+    return MinimizeResult(
+        x=wrap(e.X),
+        fun=e.f,
+        grad_norm=e.norm,
+        nit=run.nit,
+        nfev=problem.nfev,
+        ngev=problem.ngev,
+        success=run.status is Status.CONVERGED,
+        status=int(run.status),
+        message=run.message,
+        feasibility=problem.feasibility(e.X),
+        history=run.history,
+    )
