@@ -6,6 +6,7 @@ keeps state, works in place, or knows about modules and optimizers.
 
 from stiefel.geometry.cayley_map import cayley_coordinates, cayley_map
 from stiefel.geometry.descent import cayley_descent
+from stiefel.geometry.distances import LOGARITHMS, canonical_distance, euclidean_distance
 from stiefel.geometry.exponential_products import exponential_of_coordinates, skew_exponential
 from stiefel.geometry.exponentials import (
     EXPONENTIALS,
@@ -36,12 +37,15 @@ from stiefel.geometry.retractions import (
     qr_retraction,
 )
 from stiefel.geometry.sampling import haar, with_determinant
+from stiefel.geometry.shooting import euclidean_logarithm
 from stiefel.geometry.tangent import random_tangent, skew, sym, tangent_projection
 from stiefel.geometry.transports import cayley_transport, projection_transport
 
 __all__ = [
     "EXPONENTIALS",
+    "LOGARITHMS",
     "RETRACTIONS",
+    "canonical_distance",
     "canonical_exponential",
     "canonical_gradient",
     "canonical_inner",
@@ -54,9 +58,11 @@ __all__ = [
     "check_point_shape",
     "cholesky_qr_factor",
     "cholesky_qr_retraction",
+    "euclidean_distance",
     "euclidean_exponential",
     "euclidean_gradient",
     "euclidean_inner",
+    "euclidean_logarithm",
     "exponential_of_coordinates",
     "frame_exponential",
     "gram_polar_factor",

@@ -1,9 +1,10 @@
-"""Logarithms: the inverse of the exponentials, in float64, one matrix at a time."""
+"""Logarithms of unitary matrices and in the canonical metric, in float64, one at a time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal, overload
 
 import scipy.linalg
 import torch
@@ -29,14 +30,25 @@ def _double(X: Tensor) -> Tensor:
     return polish(X.detach().to(double_dtype(X.dtype)), 3)
 
 
-def _each(function: Callable[..., Tensor], *batches: Tensor) -> Tensor:
-    """Applies a function to the matrices of equal batches, one after another."""
-    shape = batches[0].shape
-    if batches[0].numel() == 0:
-        return torch.zeros_like(batches[0])
+def _each(function: Callable[..., tuple[Tensor, float]], *batches: Tensor) -> tuple[Tensor, Tensor]:
+    """Applies a function to the matrices of equal batches, one after another.
+
+    Args:
+        function: Returns a matrix of the same shape and a residual.
+        *batches: Shape ``(..., n, p)``.
+
+    Returns:
+        The matrices, shape ``(..., n, p)``, and the residuals in float64, shape ``(...)``.
+    """
+    first = batches[0]
+    residuals = torch.zeros(first.shape[:-2], dtype=torch.float64)
+    if first.numel() == 0:
+        return torch.zeros_like(first), residuals.to(first.device)
     flat = [X.reshape(-1, *X.shape[-2:]).cpu() for X in batches]
-    results = torch.stack([function(*matrices) for matrices in zip(*flat, strict=True)])
-    return results.reshape(shape).to(batches[0].device)
+    results = [function(*matrices) for matrices in zip(*flat, strict=True)]
+    matrices = torch.stack([matrix for matrix, _ in results]).reshape(first.shape)
+    residuals = residuals.new_tensor([residual for _, residual in results]).reshape(residuals.shape)
+    return matrices.to(first.device), residuals.to(first.device)
 
 
 def _real_angles(T: Tensor) -> Tensor:
@@ -78,6 +90,12 @@ def _one_unitary(Q: Tensor) -> Tensor:
     return (A - A.mH) / 2
 
 
+def _one_unitary_checked(Q: Tensor) -> tuple[Tensor, float]:
+    """The logarithm of Q and the largest entry of exp(A) - Q."""
+    A = _one_unitary(Q)
+    return A, float((torch.linalg.matrix_exp(A) - Q).abs().amax())
+
+
 @torch.no_grad()
 @full_precision()
 def unitary_logarithm(Q: Tensor) -> Tensor:
@@ -106,10 +124,10 @@ def unitary_logarithm(Q: Tensor) -> Tensor:
     check_point_shape(Q)
     if Q.shape[-1] != Q.shape[-2]:
         raise ShapeError(f"expected square matrices, got {tuple(Q.shape)}")
-    return _each(_one_unitary, _double(Q)).to(compute_dtype(Q.dtype))
+    return _each(_one_unitary_checked, _double(Q))[0].to(compute_dtype(Q.dtype))
 
 
-def _basis(B: Tensor, X: Tensor) -> Tensor:
+def frame_basis(B: Tensor, X: Tensor) -> Tensor:
     """Orthonormal columns, orthogonal to B, whose span with B holds X: n x min(p, n - p)."""
     n, p = B.shape
     U = torch.linalg.svd(X - B @ (B.mH @ X), full_matrices=False).U
@@ -132,9 +150,19 @@ def _completed(M: Tensor, R: Tensor) -> Tensor:
     return V
 
 
-def _one_frame(B: Tensor, X: Tensor) -> Tensor:
+def refuse(n: int, p: int, residual: float) -> None:
+    """Raises unless the residual of a logarithm is small."""
+    if not residual <= _FAILED:
+        raise RepresentationError(
+            f"the logarithm of a {n} x {p} matrix did not converge (residual {residual:.1e}, "
+            f"at most {_FAILED:.0e} is accepted): it is too far from the base. Move the base to "
+            "it, or take a point between them and go in two steps"
+        )
+
+
+def canonical_frame(B: Tensor, X: Tensor) -> tuple[Tensor, float]:
     p = B.shape[-1]
-    Q = _basis(B, X)
+    Q = frame_basis(B, X)
     V = _completed(B.mH @ X, Q.mH @ X)
     step, previous = 1.0, None
     A = _one_unitary(V)
@@ -152,17 +180,48 @@ def _one_frame(B: Tensor, X: Tensor) -> Tensor:
     A[p:, p:] = 0
     ours = torch.cat([B, Q], dim=-1) @ torch.linalg.matrix_exp(A)[:, :p]
     residual = max(residual, float((ours - X).abs().amax()))
-    if not residual <= _FAILED:
-        raise RepresentationError(
-            f"the logarithm of a {X.shape[-2]} x {p} matrix did not converge (residual "
-            f"{residual:.1e}): it is too far from the base. Move the base to it"
-        )
-    return B @ A[:p, :p] + Q @ A[p:, :p]
+    refuse(X.shape[-2], p, residual)
+    return B @ A[:p, :p] + Q @ A[p:, :p], residual
 
 
+def logarithm(
+    one: Callable[[Tensor, Tensor], tuple[Tensor, float]], B: Tensor, X: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A logarithm of frames, matrix by matrix; all metrics share that of square matrices.
+
+    Args:
+        one: Takes a base and a point, n > p, in float64; returns the vector and its residual.
+        B: Points, shape ``(..., n, p)``.
+        X: Points of the same shape.
+
+    Returns:
+        Tangent vectors at B and residuals, shape ``(...)``.
+    """
+    check_point_shape(X)
+    if B.shape != X.shape:
+        raise ShapeError(f"expected points of one shape, got {tuple(B.shape)} and {tuple(X.shape)}")
+    base, point = _double(B), _double(X)
+    if X.shape[-1] == X.shape[-2]:
+        A, residual = _each(_one_unitary_checked, base.mH @ point)
+        u = base @ A
+    else:
+        u, residual = _each(one, base, point)
+    return u.to(compute_dtype(X.dtype)), residual
+
+
+@overload
+def canonical_logarithm(
+    B: Tensor, X: Tensor, *, return_residual: Literal[False] = False
+) -> Tensor: ...
+@overload
+def canonical_logarithm(
+    B: Tensor, X: Tensor, *, return_residual: Literal[True]
+) -> tuple[Tensor, Tensor]: ...
 @torch.no_grad()
 @full_precision()
-def canonical_logarithm(B: Tensor, X: Tensor) -> Tensor:
+def canonical_logarithm(
+    B: Tensor, X: Tensor, *, return_residual: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
     """The inverse of `canonical_exponential`: a tangent vector u at B with exp_B(u) = X.
 
     Zimmermann's iteration (SIAM J. Matrix Anal. Appl. 38 (2017)): with [B, Q] a basis of the span
@@ -173,28 +232,27 @@ def canonical_logarithm(B: Tensor, X: Tensor) -> Tensor:
     Args:
         B: Points, shape ``(..., n, p)``.
         X: Points of the same shape.
+        return_residual: Also return the residual: the largest entry of ``exp_B(u) - X`` and of
+            the block C that should vanish.
 
     Returns:
-        Tangent vectors at B, same shape, in float32 or better; computed in float64.
+        Tangent vectors at B, same shape, in float32 or better; computed in float64, without a
+        gradient. With `return_residual` also the residuals in float64, shape ``(...)``.
 
     Raises:
         ShapeError: If the shapes differ or n < p.
-        RepresentationError: If the iteration does not converge: X is too far from B.
+        RepresentationError: If the iteration does not converge: X is too far from B. The message
+            states the residual.
 
     Example:
         >>> import torch
         >>> from stiefel.geometry import canonical_exponential, canonical_logarithm, haar
         >>> B, X = torch.eye(7, 3, dtype=torch.float64), haar(7, 3, dtype=torch.float64)
-        >>> u = canonical_logarithm(B, X)
+        >>> u, residual = canonical_logarithm(B, X, return_residual=True)
         >>> torch.allclose(canonical_exponential(B, u), X)
         True
+        >>> bool(residual < 1e-9)
+        True
     """
-    check_point_shape(X)
-    if B.shape != X.shape:
-        raise ShapeError(f"expected points of one shape, got {tuple(B.shape)} and {tuple(X.shape)}")
-    base, point = _double(B), _double(X)
-    if X.shape[-1] == X.shape[-2]:
-        u = base @ _each(_one_unitary, base.mH @ point)
-    else:
-        u = _each(_one_frame, base, point)
-    return u.to(compute_dtype(X.dtype))
+    u, residual = logarithm(canonical_frame, B, X)
+    return (u, residual) if return_residual else u

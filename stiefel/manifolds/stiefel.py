@@ -16,6 +16,7 @@ __all__ = ["Stiefel", "auto_retraction"]
 
 _INNERS = {"canonical": geometry.canonical_inner, "euclidean": geometry.euclidean_inner}
 _GRADIENTS = {"canonical": geometry.canonical_gradient, "euclidean": geometry.euclidean_gradient}
+_DISTANCES = {"canonical": geometry.canonical_distance, "euclidean": geometry.euclidean_distance}
 
 
 def auto_retraction(n: int, p: int, device: torch.device | str | None = None) -> str:
@@ -136,6 +137,27 @@ class Stiefel(Manifold):
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Exponential of the manifold's metric: the geodesic from `x` along `u` at time one."""
         return geometry.EXPONENTIALS[self.metric](x, u)
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """The tangent vector at `x` whose geodesic reaches `y` at time one: inverse of `expmap`.
+
+        Computed in float64 by a convergent iteration; `stiefel.geometry.LOGARITHMS` also gives its
+        residual. No gradient flows through it; that of `dist` is exact.
+
+        Raises:
+            RepresentationError: If the iteration does not converge; the message states its
+                residual.
+        """
+        return geometry.LOGARITHMS[self.metric](*torch.broadcast_tensors(x, y))
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Length of the geodesic from `x` to `y`, shape ``(...)``; differentiable once.
+
+        Raises:
+            RepresentationError: If `logmap` does not converge; the message states its residual.
+        """
+        value = _DISTANCES[self.metric](x, y)
+        return value[..., None, None] if keepdim else value
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Transport of `v` from `x` to `y` by projection."""
