@@ -29,7 +29,8 @@ def cayley_parts(X: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The p x p ingredients A, C, M and the n x p matrix B of the Cayley retraction.
 
     S = X^H u, A = (S - S^H)/2, B = u - X S, C = B^H B, M = I - A/2 + C/4. On square matrices
-    B = 0 and C = 0.
+    B = 0 and C = 0. To first order in its rounding errors X^H X - I, B is made orthogonal to X
+    all the same, by B = u - X (2 S - X^H X S): else they add up over large steps.
     """
     n, p = X.shape[-2:]
     S = X.mH @ u
@@ -38,7 +39,7 @@ def cayley_parts(X: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if n == p:
         zero = torch.zeros_like(A)
         return A, zero, identity - A / 2, zero
-    B = u - X @ S
+    B = u - X @ (2 * S - (X.mH @ X) @ S)
     C = B.mH @ B
     return A, C, identity - A / 2 + C / 4, B
 

@@ -8,42 +8,22 @@ hands ordinary parameters to torch's arithmetic where it is told to.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefel.errors import (
-    ConfigurationError,
-    DtypeError,
-    NonFiniteError,
-    OffManifoldError,
-    unknown,
-)
+from stiefel.errors import ConfigurationError, NonFiniteError, OffManifoldError
 from stiefel.geometry import polar_factor
 from stiefel.manifolds import Manifold
-from stiefel.numerics import compute_dtype, double_dtype, full_precision
-from stiefel.optim.batches import Batch, Joint, Proposal, point_ndim, write
-from stiefel.optim.checks import (
-    all_finite,
-    lost_manifold_error,
-    non_finite_error,
-    off_manifold,
-    place_in_groups,
-)
+from stiefel.numerics import full_precision
+from stiefel.optim.batches import Batch, Joint, Proposal, StateKind, point_ndim, write
+from stiefel.optim.checks import all_finite, non_finite_error, off_manifold
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS, untouched_where_non_finite
+from stiefel.optim.groups import GroupedLeaves, manifold_of
 
-__all__ = ["Plan", "RiemannianOptimizer", "manifold_of"]
-
-#: Group entries that torch's SGD and Adam need for ordinary parameters.
-_EUCLIDEAN_DEFAULTS = {"weight_decay": 0, "betas": (0.9, 0.999), "eps": 1e-8}
-
-
-def manifold_of(leaf: Tensor) -> Manifold | None:
-    """The manifold that a parameter carries, None for an ordinary parameter."""
-    manifold = getattr(leaf, "manifold", None)
-    return manifold if isinstance(manifold, Manifold) else None
+__all__ = ["Plan", "RiemannianOptimizer"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +45,18 @@ class Plan:
         return moved + [leaf for _, leaves in self.euclidean for leaf in leaves]
 
 
-class RiemannianOptimizer(torch.optim.Optimizer):
+class RiemannianOptimizer(GroupedLeaves):
     """Base of the optimizers that move manifold parameters along their manifolds.
 
     A parameter is stepped when its ``.grad`` is not None, as in torch; ``.grad`` is never changed.
     Leaves of equal manifold, matrix size, dtype and device in one group are stepped as one batch.
 
     Before anything is changed, two flags are read from the device: whether all gradients are
-    finite, and whether all new points of a `stiefel.Stiefel` are on it within
-    `stiefel.tolerance`. A point that is not (a step so large that floating point loses it) is
-    computed again in double precision and brought to the nearest point of the manifold. With
-    ``skip_nonfinite=True`` nothing is read: leaves with a non-finite gradient stay where they
-    are, chosen by `torch.where`, and the second check is not made.
+    finite, and whether all new points of a `stiefel.Stiefel` are on it within its tolerance. A
+    point that is not (a step so large that floating point loses it) is computed again in double
+    precision and brought to the nearest point of the manifold. With ``skip_nonfinite=True``
+    nothing is read: leaves with a non-finite gradient stay where they are, chosen by
+    `torch.where`, and the second check is not made.
 
     Args:
         params: Parameters or groups, as for torch.
@@ -86,149 +66,9 @@ class RiemannianOptimizer(torch.optim.Optimizer):
         skip_nonfinite: See above.
     """
 
-    #: Names of the tensors, of the shape of the leaf, that are kept for each manifold leaf.
-    def _state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        return ()
-
     def _propose(self, batch: Batch) -> Proposal:
         """Where a batch goes: a pure function of it."""
         raise NotImplementedError
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        defaults: dict[str, Any],
-        *,
-        euclidean: str | None = None,
-        skip_nonfinite: bool = False,
-    ) -> None:
-        if euclidean is not None and euclidean not in EUCLIDEAN_STEPS:
-            raise unknown("euclidean step", euclidean, EUCLIDEAN_STEPS)
-        self.euclidean = euclidean
-        self.skip_nonfinite = skip_nonfinite
-        self._manifold_leaves: set[int] = set()
-        self._manifolds: dict[int, tuple[Manifold, Manifold, int]] = {}
-        if not isinstance(params, Tensor):
-            params = list(params)
-            if not params:
-                raise ConfigurationError(
-                    "expected at least one parameter, got an empty list: was model.parameters() "
-                    "used up by an earlier loop, or does the model have none?"
-                )
-        super().__init__(params, {**_EUCLIDEAN_DEFAULTS, **defaults})
-        if euclidean != "adam":  # schedulers that cycle momentum would cycle betas in its place
-            self.defaults.pop("betas", None)
-
-    # -- groups -----------------------------------------------------------------------------------
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group after checking it; see `torch.optim.Optimizer.add_param_group`."""
-        if "betas" not in self.defaults:  # taken out of them after the first groups
-            param_group = {"betas": _EUCLIDEAN_DEFAULTS["betas"], **param_group}
-        super().add_param_group(param_group)
-        try:
-            self._check_group(self.param_groups[-1])
-        except Exception:
-            self.param_groups.pop()
-            raise
-        self._remember(self.param_groups[-1]["params"])
-
-    def _remember(self, leaves: Iterable[Tensor]) -> None:
-        """Notes which leaves are on a manifold, so that losing it does not go unseen."""
-        self._manifold_leaves.update(id(x) for x in leaves if manifold_of(x) is not None)
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        if not 0 <= group["lr"] < float("inf"):
-            raise ConfigurationError(f"expected a finite lr >= 0, got {group['lr']}")
-        for leaf in group["params"]:
-            manifold = manifold_of(leaf)
-            if manifold is None:
-                self._check_ordinary(leaf)
-            else:
-                self._check_manifold_leaf(leaf, manifold, group)
-
-    def _check_ordinary(self, leaf: Tensor) -> None:
-        name = type(self).__name__
-        if id(leaf) in self._manifold_leaves:
-            raise lost_manifold_error(f"{self.describe(leaf)} of shape {tuple(leaf.shape)}")
-        if self.euclidean is None:
-            raise ConfigurationError(
-                f"{name} moves parameters that are on a manifold, got an ordinary one, "
-                f"{self.describe(leaf)}, shape {tuple(leaf.shape)}. Use "
-                "stiefel.optim.build(model, lr=...), which gives it to Adam or any torch "
-                f"optimizer, or {name}(..., euclidean='sgd' or 'adam'), which does as torch does"
-            )
-
-    def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
-        if group["weight_decay"] != 0:
-            raise ConfigurationError(
-                f"expected weight_decay=0 for a parameter on a manifold, got "
-                f"{group['weight_decay']} for {self.describe(leaf)}: decay pulls towards zero, "
-                "which is no point of the manifold. Put ordinary parameters in a group of their own"
-            )
-        if compute_dtype(leaf.dtype) != leaf.dtype:
-            raise DtypeError(
-                f"expected a point in float32 or better, got {leaf.dtype} for "
-                f"{self.describe(leaf)}: 16-bit rounding moves it off the manifold at every step. "
-                "Keep the parameter in float32 and emit the weight in 16 bits "
-                "(stiefel.orthogonal(..., weight_dtype=torch.bfloat16))"
-            )
-
-    def describe(self, leaf: Tensor) -> str:
-        """How errors call a parameter."""
-        return place_in_groups(leaf, self.param_groups)
-
-    def exchange(
-        self, old: Iterable[Tensor], new: Iterable[Tensor], *, riemannian: bool = True
-    ) -> None:
-        """Replaces leaves by others in the group of the first one; states are dropped.
-
-        Args:
-            old: Leaves that the optimizer holds.
-            new: Leaves that take their place.
-            riemannian: Whether the new leaves are on a manifold; ordinary ones need
-                ``euclidean=``.
-        """
-        gone = {id(leaf) for leaf in old}
-        group = next(
-            (g for g in self.param_groups if any(id(x) in gone for x in g["params"])),
-            self.param_groups[0],
-        )
-        self.accept(new, group)
-        self.forget(gone)
-
-    def accept(self, new: Iterable[Tensor], group: dict[str, Any]) -> None:
-        """Adds leaves to a group that is there already, after checking them."""
-        new = list(new)
-        self._check_group({**group, "params": new})
-        group.pop("param_names", None)  # they would name the wrong leaves
-        group["params"] = [*group["params"], *new]
-        self._remember(new)
-
-    def check_exchange(self, new: Iterable[Tensor], *, riemannian: bool = True) -> None:
-        """Raises what `exchange` would raise for these leaves; changes nothing."""
-        self._check_group({**self.param_groups[0], "params": list(new)})
-
-    def forget(self, gone: set[int]) -> None:
-        """Drops the leaves whose ids are given, and their states."""
-        for group in self.param_groups:
-            for leaf in [x for x in group["params"] if id(x) in gone]:
-                self.state.pop(leaf, None)
-            group["params"] = [x for x in group["params"] if id(x) not in gone]
-        self._manifold_leaves -= gone
-
-    # -- pickling ---------------------------------------------------------------------------------
-    def __getstate__(self) -> dict[str, Any]:
-        """Options besides torch's own."""
-        options = {"euclidean": self.euclidean, "skip_nonfinite": self.skip_nonfinite}
-        return {**super().__getstate__(), **options}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores, and notes the manifold leaves of a copy."""
-        super().__setstate__(state)
-        self._manifolds = {}
-        if "_manifold_leaves" not in self.__dict__:
-            self._manifold_leaves = set()
-            self._remember(x for group in self.param_groups for x in group["params"])
 
     # -- the step ---------------------------------------------------------------------------------
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -259,8 +99,9 @@ class RiemannianOptimizer(torch.optim.Optimizer):
         """Joins the leaves that have gradients into batches; changes nothing."""
         batches, euclidean = [], []
         for group in self.param_groups:
-            names = self._state_names(group)
-            kinds: dict[Any, list[Tensor]] = {}
+            state_kinds = self._state_kinds(group)
+            known_by = next(iter(state_kinds), None)
+            alike: dict[Any, list[Tensor]] = {}
             ordinary = []
             for leaf in group["params"]:
                 known = self._manifolds.get(id(getattr(leaf, "manifold", None)))
@@ -270,12 +111,13 @@ class RiemannianOptimizer(torch.optim.Optimizer):
                 if manifold is None:
                     ordinary.append(leaf)
                     continue
-                fresh = bool(names) and names[0] not in self.state.get(leaf, {})
+                fresh = known_by is not None and known_by not in self.state.get(leaf, {})
                 sizes = leaf.shape
                 sizes = sizes if len(sizes) == ndim else sizes[len(sizes) - ndim :]
                 key = (id(manifold), sizes, leaf.dtype, leaf.device, fresh)
-                kinds.setdefault(key, []).append(leaf)
-            batches += [self._batch(group, v, () if k[-1] else names) for k, v in kinds.items()]
+                alike.setdefault(key, []).append(leaf)
+            for key, leaves in alike.items():
+                batches.append(self._batch(group, leaves, {} if key[-1] else state_kinds))
             if ordinary:
                 euclidean.append((group, ordinary))
         return Plan(batches, euclidean)
@@ -291,7 +133,9 @@ class RiemannianOptimizer(torch.optim.Optimizer):
         self._manifolds[id(manifold)] = entry  # holding the manifold keeps its id its own
         return entry
 
-    def _batch(self, group: dict[str, Any], leaves: list[Tensor], names: tuple[str, ...]) -> Batch:
+    def _batch(
+        self, group: dict[str, Any], leaves: list[Tensor], kinds: Mapping[str, StateKind]
+    ) -> Batch:
         manifold = self._manifolds[id(getattr(leaves[0], "manifold", None))][1]
         self._check_manifold_leaf(leaves[0], manifold, group)
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
@@ -310,7 +154,10 @@ class RiemannianOptimizer(torch.optim.Optimizer):
             joint=joint,
             points=joint.join(leaves),
             gradients=joint.join(gradients),
-            state={name: joint.join([self.state[x][name] for x in leaves]) for name in names},
+            state={
+                name: joint.join([self.state[leaf][name] for leaf in leaves], kind)
+                for name, kind in kinds.items()
+            },
         )
 
     @torch.no_grad()
@@ -348,7 +195,6 @@ class RiemannianOptimizer(torch.optim.Optimizer):
 
     def _mend(self, batch: Batch, proposal: Proposal, lost: Tensor) -> Proposal:
         """Computes the lost points again in double precision, and the nearest point to each."""
-        dtype = double_dtype(batch.points.dtype)
         before = off_manifold(batch.manifold, batch.points, slack=100)
         if before is not None and bool(before.any()):
             names = [self.describe(leaf) for leaf in batch.leaves[:3]]
@@ -358,7 +204,7 @@ class RiemannianOptimizer(torch.optim.Optimizer):
                 "for instance). Nothing was changed. Assign to the module's weight instead, which "
                 "projects, or project with manifold.projx"
             )
-        again = self._propose(batch.choose(lost, dtype))
+        again = self._propose(batch.choose(lost))
         if not all_finite([again.points, *again.state.values()]):
             names = [self.describe(leaf) for leaf in batch.leaves[:3]]
             raise NonFiniteError(
@@ -369,8 +215,10 @@ class RiemannianOptimizer(torch.optim.Optimizer):
         points = proposal.points.clone()
         points[lost] = polar_factor(again.points).to(points.dtype)
         state = {name: value.clone() for name, value in proposal.state.items()}
+        kinds = self._state_kinds(batch.group)
         for name, value in again.state.items():
-            state[name][lost] = value.to(state[name].dtype)
+            if kinds[name] != "leaf":
+                state[name][lost] = value.to(state[name].dtype)
         return Proposal(points, state)
 
     @torch.no_grad()
@@ -378,9 +226,10 @@ class RiemannianOptimizer(torch.optim.Optimizer):
         """Writes the proposals, and steps the ordinary leaves."""
         for batch, proposal in zip(plan.batches, proposals, strict=True):
             leaves, joint = batch.leaves, batch.joint
+            kinds = self._state_kinds(batch.group)
             write(leaves, joint.separate(proposal.points))
             for name, value in proposal.state.items():
-                parts = joint.separate(value)
+                parts = joint.separate(value, kinds[name])
                 if name in batch.state:
                     write([self.state[leaf][name] for leaf in leaves], parts)
                 else:

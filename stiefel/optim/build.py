@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError, unknown
-from stiefel.optim.base import RiemannianOptimizer, manifold_of
+from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.combined import CombinedOptimizer
+from stiefel.optim.groups import manifold_of
 from stiefel.optim.rgd import RGD
 from stiefel.parameter import constraints
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError
-from stiefel.optim.base import manifold_of
 from stiefel.optim.checks import lost_manifold_error
+from stiefel.optim.groups import manifold_of
 from stiefel.parameter import constraints
 
 __all__ = ["Census"]

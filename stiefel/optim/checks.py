@@ -11,7 +11,6 @@ from torch import Tensor
 
 from stiefel.errors import LostManifoldError, NonFiniteError
 from stiefel.manifolds import Manifold, Stiefel
-from stiefel.numerics import tolerance
 
 __all__ = [
     "all_finite",
@@ -105,7 +104,7 @@ def off_manifold(manifold: Manifold, points: Tensor, slack: float = 1) -> Tensor
     Args:
         manifold: The manifold.
         points: Points, shape ``(..., n, p)``.
-        slack: How many times `stiefel.tolerance` is still on it.
+        slack: How many times its tolerance is still on it.
 
     Returns:
         A mask over the leading dimensions; None where that is not known.
@@ -115,4 +114,4 @@ def off_manifold(manifold: Manifold, points: Tensor, slack: float = 1) -> Tensor
     n, p = points.shape[-2:]
     gram = points.mH @ points
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return ~(gram.abs().amax((-2, -1)) <= slack * tolerance(points.dtype, n, p))
+    return ~(gram.abs().amax((-2, -1)) <= slack * manifold.tolerance_for(points.dtype, n, p))

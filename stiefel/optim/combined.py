@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError
-from stiefel.optim.base import Plan, RiemannianOptimizer, manifold_of
+from stiefel.optim.base import Plan, RiemannianOptimizer
 from stiefel.optim.census import Census
 from stiefel.optim.checks import all_finite, non_finite_error, place_in_groups
 from stiefel.optim.euclidean import untouched_where_non_finite
+from stiefel.optim.groups import manifold_of
 from stiefel.parameter import RebaseSchedule, constraints
 
 __all__ = ["CombinedOptimizer"]
@@ -115,7 +117,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
                         f"expected {name} of shape {tuple(leaf.shape)} for {self.describe(leaf)}, "
                         f"got {tuple(value.shape)}: the state was saved for another model"
                     )
-        super().load_state_dict(state_dict)
+        super().load_state_dict({**state_dict, "state": copy.deepcopy(state_dict["state"])})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the optimizer that its parameters belong to.

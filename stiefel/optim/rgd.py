@@ -11,7 +11,7 @@ from stiefel.errors import ConfigurationError, unknown
 from stiefel.geometry import cayley_descent, projection_transport
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
-from stiefel.optim.batches import Batch, Proposal
+from stiefel.optim.batches import Batch, Proposal, StateKind
 
 __all__ = ["RGD"]
 
@@ -117,13 +117,12 @@ class RGD(RiemannianOptimizer):
                 f"{manifold}. Use transport='projection'"
             )
 
-    def _state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("momentum_buffer",) if group["momentum"] != 0 else ()
+    def _state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
+        return {"momentum_buffer": "point"} if group["momentum"] != 0 else {}
 
     def _propose(self, batch: Batch) -> Proposal:
         manifold, X, group = batch.manifold, batch.points, batch.group
-        lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
-        rate, momentum = (lr if group["maximize"] else -lr), group["momentum"]
+        rate, momentum = batch.rate, group["momentum"]
         if momentum == 0 and type(manifold) is Stiefel and manifold.retraction == "cayley":
             return Proposal(cayley_descent(X, batch.gradients, rate, manifold.metric), {})
         gradient = manifold.egrad2rgrad(X, batch.gradients)

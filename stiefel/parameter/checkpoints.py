@@ -56,7 +56,7 @@ def complaint(
     X, leaf = loaded[0], next(iter(originals.values()))
     bound = max(tolerance(t.dtype, chart.n, chart.p) for t in (X, leaf))
     if isinstance(chart, Riemannian):
-        wrong = _off_manifold("checkpoint", X, bound)
+        wrong = _off_manifold("checkpoint", X, max(bound, chart.tolerance_for(X.dtype)))
     elif "chart" not in metadata and _is_a_point(chart, X, bound):
         return _foreign("riemannian", chart.name)
     else:

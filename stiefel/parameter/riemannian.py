@@ -10,7 +10,7 @@ from torch import Tensor
 from stiefel import geometry
 from stiefel.geometry import polish
 from stiefel.manifolds import Manifold, Stiefel
-from stiefel.numerics import compute_dtype
+from stiefel.numerics import compute_dtype, tolerance
 from stiefel.operators import Dense, Operator
 from stiefel.parametrizations import Parametrization
 
@@ -26,7 +26,8 @@ class Riemannian(Parametrization):
         batch: Leading dimensions.
         inner: Metric of the manifold, ``"canonical"`` or ``"euclidean"``.
         retraction: Retraction of the manifold; ``"auto"`` chooses by shape.
-        manifold: A manifold that replaces `inner` and `retraction`.
+        tolerance: How far from orthonormal the point may be; see `stiefel.Stiefel`.
+        manifold: A manifold that replaces `inner`, `retraction` and `tolerance`.
         device: Where the point lives, for ``retraction="auto"``.
     """
 
@@ -43,12 +44,13 @@ class Riemannian(Parametrization):
         batch: Sequence[int] = (),
         inner: str = "canonical",
         retraction: str = "cayley",
+        tolerance: float | None = None,
         manifold: Manifold | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(n, p, batch=batch)
         self._manifold = (
-            Stiefel(inner, retraction, sizes=(self.n, self.p), device=device)
+            Stiefel(inner, retraction, sizes=(self.n, self.p), device=device, tolerance=tolerance)
             if manifold is None
             else manifold
         )
@@ -57,6 +59,12 @@ class Riemannian(Parametrization):
     def manifold(self) -> Manifold:
         """The manifold of the leaf."""
         return self._manifold
+
+    def tolerance_for(self, dtype: torch.dtype) -> float:
+        """The largest entry of |X^H X - I| at which X counts as a point."""
+        if isinstance(self._manifold, Stiefel):
+            return self._manifold.tolerance_for(dtype, self.n, self.p)
+        return tolerance(dtype, self.n, self.p)
 
     def forward(self, *originals: Tensor) -> Tensor:
         """The point itself, in `weight_dtype` where that is set.
