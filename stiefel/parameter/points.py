@@ -17,13 +17,14 @@ __all__ = ["coordinates_of", "make_leaves", "nearest", "sign_of_determinant"]
 
 
 @torch.no_grad()
-def nearest(X: Tensor) -> tuple[Tensor, float]:
+def nearest(X: Tensor, bound: float | None = None) -> tuple[Tensor, float]:
     """The nearest matrices with orthonormal columns, and how far they are.
 
-    A matrix that is on the manifold within `stiefel.tolerance` is returned as it is.
+    A matrix that is on the manifold within the bound is returned as it is.
 
     Args:
         X: Matrices, shape ``(..., n, p)``.
+        bound: The largest entry of |X^H X - I| on the manifold; `stiefel.tolerance` by default.
 
     Returns:
         The points, and the Frobenius norm of the whole move.
@@ -34,7 +35,8 @@ def nearest(X: Tensor) -> tuple[Tensor, float]:
     if not bool(torch.isfinite(X).all()):
         raise NonFiniteError("expected finite entries, got NaN or infinity in the weight")
     residual = geometry.orthonormality_residual(X)
-    if residual.numel() == 0 or float(residual.max()) <= tolerance(X.dtype, *X.shape[-2:]):
+    bound = tolerance(X.dtype, *X.shape[-2:]) if bound is None else bound
+    if residual.numel() == 0 or float(residual.max()) <= bound:
         return X, 0.0
     point = geometry.polar_factor(X)
     double = double_dtype(X.dtype)

@@ -191,7 +191,7 @@ class ConstraintList(parametrize.ParametrizationList):
             with torch.no_grad():
                 X = leaf.detach()
                 if leaf.numel() and bool(torch.isfinite(X).all()):
-                    leaf.copy_(nearest(X)[0])
+                    leaf.copy_(nearest(X, self.chart.tolerance_for(X.dtype))[0])
 
     def _apply(self, fn: Any, recurse: bool = True) -> ConstraintList:
         """Keeps the manifold through ``.to()``, ``.to("meta")`` and both conversion flags.
