@@ -10,9 +10,11 @@ import torch
 import stiefel
 from stiefel.errors import ConfigurationError, RepresentationError, UnknownNameError
 from stiefel.geometry import givens as kernel
+from stiefel.geometry import givens_matrix as matrix_kernel
 from stiefel.geometry import haar, orthonormality_residual
 from stiefel.geometry.clements import clements_angles
 from stiefel.geometry.givens import rotate
+from stiefel.geometry.givens_matrix import rotation_matrix
 from stiefel.numerics import tolerance
 from stiefel.operators import Dense, Rotations
 from stiefel.parametrizations import Givens
@@ -110,6 +112,35 @@ class TestAgainstBlockMatrices:
             results.append([Y, *torch.autograd.grad(Y, inputs, G)])
         for a, b in zip(*results, strict=True):
             assert (a - b).abs().max() < 1e-12
+
+
+class TestMatrices:
+    @pytest.mark.parametrize(("n", "layers", "style"), [*LAYERS, (7, 9, "tunable")])
+    @pytest.mark.parametrize("count", [0, 3, 20])  # on both sides of the size of the matrices
+    def test_matrices_and_their_gradients(self, n, layers, style, count):
+        (theta,) = random_angles((count,), n, layers, style, REAL)
+        W = [explicit(n, layers, style, theta[i]) for i in range(count)]
+        theta.requires_grad_()
+
+        def matrix(theta):
+            return rotation_matrix(theta, n, layers=layers, style=style)
+
+        assert matrix(theta).shape == (count, n, n)
+        for mine, theirs in zip(matrix(theta), W, strict=True):
+            assert (mine - theirs).abs().max() < 1e-13
+        assert torch.autograd.gradcheck(matrix, theta, fast_mode=True)
+
+    def test_parts_of_a_batch(self, monkeypatch):
+        (theta,) = random_angles((3, 10), 5, 5, "tunable", REAL)
+        theta.requires_grad_()
+        G = torch.randn(3, 10, 5, 5, dtype=REAL)
+        results = []
+        for size in (2**18, 7 * 25):  # the last part is smaller
+            monkeypatch.setattr(matrix_kernel, "_PART", size)
+            W = rotation_matrix(theta, 5, layers=5)
+            results.append([W, *torch.autograd.grad(W, theta, G)])
+        for a, b in zip(*results, strict=True):
+            assert (a - b).abs().max() < 1e-13
 
 
 class TestAngles:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError, unknown
 
-__all__ = ["Step", "layer_steps", "rotation_count", "sweep"]
+__all__ = ["Step", "layer_steps", "rotation_count", "skew_sweep", "sweep"]
 
 
 class Step(NamedTuple):
@@ -214,3 +214,32 @@ def sweep(
         Z.mul_(signs)
     if moments is not None:
         moments[0].mul_(shears.relative)
+
+
+def skew_sweep(K: Tensor, steps: Sequence[Step], theta: Tensor) -> Tensor:
+    """Turns rows and columns of skew matrices back by all the steps, reading on the way.
+
+    Args:
+        K: Skew matrices, the last dimension along them, shape ``(m, m, matrices)``; overwritten.
+        steps: The steps, of all columns.
+        theta: Angles, shape ``(count, matrices)``.
+
+    Returns:
+        The entry (b, a) of each rotation of rows a and b, before it is undone; shape of theta.
+    """
+    m = len(K)
+    shears = _Shears(theta, None, steps, m)
+    K.mul_(shears.signs.unsqueeze(0)).mul_(shears.signs.unsqueeze(1))
+    entries, numbers = torch.empty_like(theta), torch.arange(m, device=K.device)
+    for step in reversed(steps):
+        if step.pairs == 0:
+            continue
+        a, b = step.rows(numbers, 0)
+        chosen = (b * m + a).flatten()
+        entries.narrow(0, step.offset, step.pairs).copy_(K.flatten(0, 1).index_select(0, chosen))
+        if step is steps[0]:
+            break
+        t, s = (step.angles(table) for table in shears.turns)
+        _rotate(*step.rows(K, 0), t.unsqueeze(2), s.unsqueeze(2), True)
+        _rotate(*step.rows(K, 1), t, s, True)
+    return entries.mul_(shears.relative)

@@ -11,6 +11,7 @@ from torch import Tensor
 from stiefel.errors import RepresentationError
 from stiefel.geometry.clements import clements_angles
 from stiefel.geometry.givens import rotate
+from stiefel.geometry.givens_matrix import rotation_matrix
 from stiefel.geometry.rotations import layer_steps, rotation_count
 from stiefel.numerics import complex_dtype, compute_dtype, real_dtype
 from stiefel.operators import Dense, Operator, Rotations
@@ -96,6 +97,9 @@ class Givens(OneComponent):
     def _weight(self, originals: Sequence[Tensor]) -> Tensor:
         lifted = [original.to(compute_dtype(original.dtype)) for original in originals]
         theta = lifted[0]
+        if len(lifted) == 1:
+            W = rotation_matrix(theta, self.n, layers=self.layers, style=self.style)
+            return self.flip_rows(W)
         E = torch.eye(self.n, dtype=self.point_dtype(lifted), device=theta.device)
         E = E.expand(*theta.shape[:-1], self.n, self.n)
         return self.flip_rows(rotate(E, *lifted, layers=self.layers, style=self.style))
