@@ -21,15 +21,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stiefel.geometry.compact_wy import check_reflections, scale_last_row_
+from stiefel.geometry.compact_wy import (
+    check_reflections,
+    quick_inverse_norms,
+    scale_last_row_,
+)
 from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.polish import polish
-from stiefel.geometry.wy_factors import inverse_norms, phase_factors
+from stiefel.geometry.wy_factors import phase_factors
 from stiefel.numerics import real_dtype, tolerance
 
 __all__ = ["householder_product"]
 
-#: Elements of a batch of matrices that stay in a cache, and how few matrices are done singly.
+#: Elements of a part of a batch that stays in a cache, and how few matrices are done singly.
 _CACHED, _FEW = 2**18, 16
 
 
@@ -46,9 +50,8 @@ def _factors(U: Tensor, phases: Tensor | None) -> Tensor:
         U: Columns, one a row, shape ``(L, n)`` or ``(L, n, b)``.
         phases: Shape ``(L,)`` or ``(L, b)``.
     """
-    entries = torch.view_as_real(U) if U.is_complex() else U.unsqueeze(-1)
-    entries = entries.to(torch.float64, copy=True)
-    squares = entries.mul_(entries).sum((1, -1))
+    parts = (U.real, U.imag) if U.is_complex() else (U,)
+    squares = sum(part.to(torch.float64, copy=True).square_().sum(1) for part in parts)
     squares = squares.masked_fill(squares < 0.5, 1).to(real_dtype(U.dtype))  # u = 0: any will do
     tau = phase_factors(phases, U.dtype)
     return 2 / squares if tau is None else tau / squares
@@ -68,12 +71,12 @@ def _column(M: Tensor, x: Tensor, work: Tensor) -> Tensor:
     return torch.mul(M, x, out=work).sum(1)
 
 
-def _subtract_outer_(M: Tensor, x: Tensor, y: Tensor) -> None:
-    """M <- M - x y^T."""
+def _add_outer_(M: Tensor, x: Tensor, y: Tensor, sign: int) -> None:
+    """M <- M + sign x y^T."""
     if M.ndim == 2:
-        M.addr_(x, y, alpha=-1)
+        M.addr_(x, y, alpha=sign)
     else:
-        M.addcmul_(x.unsqueeze(1), y.unsqueeze(0), value=-1)
+        M.addcmul_(x.unsqueeze(1), y.unsqueeze(0), value=sign)
 
 
 def _reflect_all(U: Tensor, tau: Tensor, columns: int) -> Tensor:
@@ -87,9 +90,9 @@ def _reflect_all(U: Tensor, tau: Tensor, columns: int) -> Tensor:
     L, n, *batch = U.shape
     X = torch.zeros(n, columns, *batch, dtype=U.dtype, device=U.device)
     X.diagonal(dim1=0, dim2=1).fill_(1)
-    work, Uc = torch.empty_like(X), U.conj_physical()
+    work, Uc, tauU = torch.empty_like(X), U.conj_physical(), tau.unsqueeze(1) * U
     for k in reversed(range(L)):
-        _subtract_outer_(X, U[k], tau[k] * _row(Uc[k], X, work))
+        _add_outer_(X, tauU[k], _row(Uc[k], X, work), -1)
     return X
 
 
@@ -104,8 +107,8 @@ def _undo_square(K: Tensor, U: Tensor, tau: Tensor) -> Tensor:
         z = tau[k] * w
         if K.is_complex():
             z = z - (tau[k].abs().square() / 2 * (Uc[k] * w).sum(0)) * u
-        _subtract_outer_(K, z, Uc[k])
-        _subtract_outer_(K, -u, z.conj_physical())
+        _add_outer_(K, z, Uc[k], -1)
+        _add_outer_(K, u, z.conj_physical(), 1)
     return W
 
 
@@ -117,60 +120,83 @@ def _undo_tall(M: Tensor, U: Tensor, tau: Tensor) -> Tensor:
     for k, u in enumerate(U):
         row = _row(Uc[k], M, work)
         W[k] = _column(M, torch.cat([row[p:], -row[:p]]).conj_physical(), work)
-        _subtract_outer_(M, u, undo[k] * row)
+        _add_outer_(M, u, undo[k] * row, -1)
     return W
 
 
-def _in_parts(function: Callable[..., Tensor], size: int, *tensors: Tensor) -> Tensor:
-    """Calls a function on parts of a batch, the last dimension of every tensor and of the result.
+def _matrices_at_once(count: int, size: int, cuda: bool) -> int | None:
+    """How many matrices of a batch are done at once, None for one after another without a batch.
 
     Every reflection passes over all matrices. On the CPU parts of the batch that fit a cache are
     faster, single matrices where such a part would be only a few.
 
     Args:
-        function: Takes tensors with a batch or without.
+        count: Matrices of the batch.
         size: Elements of a matrix.
-        tensors: What the function takes.
+        cuda: Whether they are on a GPU.
     """
-    count = tensors[0].shape[-1]
+    if cuda or count == 0 or _FEW * size <= count * size <= _CACHED:
+        return max(count, 1)
     fitting = _CACHED // size
-    if tensors[0].is_cuda or count == 0 or fitting >= count >= _FEW:
-        return function(*tensors)
-    single = min(count, fitting) < _FEW
-    parts = [t.unbind(-1) if single else t.split(fitting, -1) for t in tensors]
-    results = [function(*(t.contiguous() for t in part)) for part in zip(*parts, strict=True)]
-    return torch.stack(results, -1) if single else torch.cat(results, -1)
+    return None if min(count, fitting) < _FEW else fitting
+
+
+def _in_parts(
+    function: Callable[..., tuple[Tensor, ...]], size: int, *tensors: Tensor | None
+) -> list[Tensor]:
+    """Calls a function on parts of a batch, or on single matrices.
+
+    Args:
+        function: Takes tensors with a batch, in front, or without; returns a tuple of such tensors.
+        size: Elements of a matrix.
+        tensors: What the function takes, of one batch dimension, the first not None.
+    """
+    first = tensors[0]
+    assert first is not None
+    count = first.shape[0]
+    step = _matrices_at_once(count, size, first.is_cuda)
+    if step is not None and step >= count:
+        return list(function(*tensors))
+    number = count if step is None else -(-count // step)
+    parts = [
+        [None] * number if t is None else t.unbind(0) if step is None else t.split(step)
+        for t in tensors
+    ]
+    results = [function(*part) for part in zip(*parts, strict=True)]
+    join = torch.stack if step is None else torch.cat
+    return [join(pieces) for pieces in zip(*results, strict=True)]
 
 
 # --------------------------------------------------------------------- batches lead again
 
 
-def _batch_last(tensor: Tensor, batch: torch.Size) -> Tensor:
-    """The batch as one last dimension, none where there is none; contiguous."""
-    if not batch:
+def _batch_last(tensor: Tensor, dims: int) -> Tensor:
+    """A batch in front of `dims` dimensions as the last dimension, if there is one; contiguous."""
+    if tensor.ndim == dims:
         return tensor.contiguous()
-    rest = tensor.shape[len(batch) :]  # torch is quick at transposing matrices only
-    return tensor.reshape(batch.numel(), rest.numel()).mT.contiguous().unflatten(0, rest)
+    rest = tensor.shape[1:]  # torch is quick at transposing matrices only
+    return tensor.reshape(len(tensor), rest.numel()).mT.contiguous().unflatten(0, rest)
 
 
-def _batch_first(tensor: Tensor, batch: torch.Size) -> Tensor:
+def _batch_first(tensor: Tensor, dims: int) -> Tensor:
     """Undoes `_batch_last`."""
-    if not batch:
+    if tensor.ndim == dims:
         return tensor.contiguous()
-    rest = tensor.shape[:-1]
-    flat = tensor.reshape(rest.numel(), batch.numel()).mT.contiguous()
-    return flat.view(*batch, *rest)
+    rest, count = tensor.shape[:-1], tensor.shape[-1]
+    return tensor.reshape(rest.numel(), count).mT.contiguous().view(count, *rest)
 
 
-def _unit_rows(V: Tensor, batch: torch.Size) -> tuple[Tensor, Tensor]:
-    """Unit columns, one a row, ``(L, n)`` or ``(L, n, b)``, and 1 / |v|, ``(L, 1)`` or so."""
-    U = _batch_last(V, batch).transpose(0, 1)
-    if not batch:
-        U = U.contiguous()
-        inverse = inverse_norms(U.mT).mT
-    else:
-        inverse = inverse_norms(U)
-    return U * inverse, inverse
+def _rows(U: Tensor) -> Tensor:
+    """Columns ``(n, L)`` or ``(b, n, L)``, one a row: ``(L, n)`` or ``(L, n, b)``."""
+    rows = _batch_last(U, 2).transpose(0, 1)
+    return rows.contiguous() if U.ndim == 2 else rows
+
+
+def _flat(tensor: Tensor | None, batch: torch.Size) -> Tensor | None:
+    """The batch in one leading dimension, if there is one."""
+    if tensor is None or not batch:
+        return tensor
+    return tensor.reshape(batch.numel(), *tensor.shape[len(batch) :])
 
 
 def _drifts(V: Tensor, columns: int) -> bool:
@@ -195,17 +221,39 @@ def _fake(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int) -
 )
 def _forward(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int) -> list[Tensor]:
     """Q = F X_1, X_1 without the drift of many steps."""
-    batch = V.shape[:-2]
-    U, _ = _unit_rows(V, batch)
-    tau = _factors(U, None if phases is None else _batch_last(phases, batch))
-    if batch:
-        X = _in_parts(lambda u, t: _reflect_all(u, t, columns), columns * U.shape[1], U, tau)
-    else:
-        X = _reflect_all(U, tau, columns)
-    X = _batch_first(X, batch)
+    batch, n = V.shape[:-2], V.shape[-2]
+    flats = [_flat(tensor, batch) for tensor in (V, phases)]
+
+    def body(V: Tensor, phases: Tensor | None) -> tuple[Tensor]:
+        U = _rows(V * quick_inverse_norms(V))
+        tau = _factors(U, None if phases is None else _batch_last(phases, 1))
+        return (_batch_first(_reflect_all(U, tau, columns), 2),)
+
+    (X,) = _in_parts(body, n * columns, *flats) if batch else body(*flats)  # pyright: ignore
+    X = X.reshape(*batch, n, columns)
     if _drifts(V, columns):
         X = polish(X)
     return [scale_last_row_(X, flip)]
+
+
+def _gradients(
+    V: Tensor, G: Tensor, Q: Tensor, phases: Tensor | None, flip: Tensor | None
+) -> tuple[Tensor, ...]:
+    """dv and dphi of one matrix or of one batch dimension of them."""
+    inverse = quick_inverse_norms(V)
+    U = _rows(V * inverse)
+    tau = _factors(U, None if phases is None else _batch_last(phases, 1))
+    if Q.shape[-2] <= 2 * Q.shape[-1]:
+        XG = Q @ G.mH
+        M = scale_last_row_(XG - XG.mH.resolve_conj(), flip)
+        scale_last_row_(M.mT, flip)  # F K F
+        W = _undo_square(_batch_last(M, 2), U, tau)
+    else:  # flips are for square matrices only
+        W = _undo_tall(_batch_last(torch.cat([Q, G], dim=-1), 2), U, tau)
+    inner = (U.conj_physical() * W).sum(1)
+    dU = W.addcmul_(U, inner.unsqueeze(1), value=-1).mul_(-tau.unsqueeze(1))
+    dV = _batch_first(dU.transpose(0, 1), 2).mul_(inverse)
+    return (dV,) if phases is None else (dV, _batch_first(inner.imag / -2, 1))
 
 
 def _backward_fake(G, Q, V, phases, flip, columns) -> list[Tensor]:
@@ -227,22 +275,11 @@ def _backward(
     columns: int,
 ) -> list[Tensor]:
     """dv and dphi from w: the formulae of this file, with X_1 = F Q and G_1 = F G."""
-    batch, n = V.shape[:-2], V.shape[-2]
-    U, inverse = _unit_rows(V, batch)
-    tau = _factors(U, None if phases is None else _batch_last(phases, batch))
-    if n <= 2 * columns:
-        XG = Q @ G.mH
-        M = scale_last_row_(XG - XG.mH.resolve_conj(), flip)
-        scale_last_row_(M.mT, flip)  # F K F
-        undo = _undo_square
-    else:  # flips are for square matrices only
-        M, undo = torch.cat([Q, G], dim=-1), _undo_tall
-    M = _batch_last(M, batch)
-    W = _in_parts(undo, M.shape[0] * M.shape[1], M, U, tau) if batch else undo(M, U, tau)
-    inner = (U.conj_physical() * W).sum(1)
-    dU = W.addcmul_(U, inner.unsqueeze(1), value=-1).mul_(-tau.unsqueeze(1) * inverse)
-    dV = _batch_first(dU.transpose(0, 1), batch)
-    return [dV] if phases is None else [dV, _batch_first(inner.imag / -2, batch)]
+    batch, (n, columns) = V.shape[:-2], Q.shape[-2:]
+    flats = [_flat(tensor, batch) for tensor in (V, G, Q, phases, flip)]
+    size = n * min(n, 2 * columns)
+    dV, *dphi = _in_parts(_gradients, size, *flats) if batch else _gradients(*flats)  # pyright: ignore
+    return [dV.reshape(V.shape)] + [d.reshape(V.shape[:-2] + V.shape[-1:]) for d in dphi]
 
 
 _product = differentiable(_forward, _backward, name="householder", keep_result=True)
