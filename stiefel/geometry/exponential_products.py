@@ -126,8 +126,8 @@ def _backward_body(
     """The gradient of V.
 
     Only the skew part of the result counts, so only the skew part H3 of the cotangent of A3 and
-    the Hermitian part H2 of that of A2 do; with P = A H3 their share is
-    skew(A (2 P + P^H - 2 H2)): two products in place of four.
+    the Hermitian part H2 of that of A2 do; with P = 2 A H3 their share is
+    skew(A (P + P^H / 2 - 2 H2)): two products in place of four.
     """
     polynomial = _polynomial_for(A.dtype)
     if max_angle is None:
@@ -141,10 +141,9 @@ def _backward_body(
     if scaled:
         G = unsquare(G, polynomial.last(A, A2, A3, A6), s)
     G1, G2, G3 = polynomial.cotangents(G, A, A2, A3, A6)
-    H3 = G3.sub_(adjoint(G3)).div_(2)
-    P = A @ H3
-    inner = adjoint(P).add_(P, alpha=2).sub_(G2).sub_(adjoint(G2))
-    M = add_product_(G1, A, inner)
+    P = A @ G3.sub_(adjoint(G3))  # A (2 H3)
+    half = adjoint(torch.sub(P, G2, alpha=2))
+    M = add_product_(G1, A, P.sub_(G2).add_(half, alpha=0.5))
     D = M.sub_(adjoint(M))
     D = scale(D, factor) if scaled else D
     return (skew_to_coordinates(D),)
