@@ -10,7 +10,7 @@ from stiefel.optim.solvers.line_search import armijo
 from stiefel.optim.solvers.problem import Evaluation, Problem
 from stiefel.optim.solvers.result import Run
 
-__all__ = ["barzilai_borwein", "first_step"]
+__all__ = ["at_rounding", "barzilai_borwein", "first_step"]
 
 _STEPS = ("adaptive", "alternating", "long", "short")
 
@@ -58,7 +58,7 @@ def barzilai_borwein(
         slack = problem.slack(mean)
         new = armijo(path, -e.squared, t, slack=slack, reference=mean, decrease=decrease)
         if new is None:
-            run.fail(e, "no step along the gradient decreases f", _at_rounding(problem, e))
+            run.fail(e, "no step along the gradient decreases f", at_rounding(problem, e))
             return
         long, short = _steps(problem, e, new)
         shorts.append(short)
@@ -90,7 +90,7 @@ def _steps(problem: Problem, e: Evaluation, new: Evaluation) -> tuple[float, flo
     return (ss / sy if sy > 0 else math.nan), (sy / yy if yy > 0 else math.nan)
 
 
-def _at_rounding(problem: Problem, e: Evaluation) -> bool:
+def at_rounding(problem: Problem, e: Evaluation) -> bool:
     """Whether f can no longer tell steps apart: its gradient is below sqrt(eps) of its scale."""
     return e.norm <= math.sqrt(problem.eps) * max(e.scale, 1e-300) or e.squared <= problem.slack(
         e.f

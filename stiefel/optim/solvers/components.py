@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError, OffManifoldError, ShapeError
 from stiefel.geometry import orthonormality_residual, polish, projection_transport
-from stiefel.geometry.tangent import skew, sym
+from stiefel.geometry.tangent import sym
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.numerics import tolerance
 from stiefel.optim.solvers.curves import (
@@ -29,11 +29,10 @@ __all__ = ["Component", "Gradient", "component_of"]
 
 
 class Gradient(NamedTuple):
-    """A Riemannian gradient, its squared norm (0-d), and X^H grad where that is known."""
+    """A Riemannian gradient and its squared norm (0-d)."""
 
     vector: Tensor
     squared: Tensor
-    inside: Tensor | None
 
 
 class Component:
@@ -51,7 +50,7 @@ class Component:
 
     def gradient(self, X: Tensor, G: Tensor) -> Gradient:
         """The Riemannian gradient of the ambient gradient G."""
-        return Gradient(G, real_dot(G, G), None)
+        return Gradient(G, real_dot(G, G))
 
     def inner(self, X: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """The inner product of tangent vectors, summed over a batch, 0-d."""
@@ -61,8 +60,8 @@ class Component:
         """The tangent part of z."""
         return z
 
-    def curve(self, X: Tensor, d: Tensor, squared: float, inside: Tensor | None = None) -> Curve:
-        """The curve R_X(t d); `squared` is |d|^2 in the metric, `inside` is X^H d if known."""
+    def curve(self, X: Tensor, d: Tensor, squared: float) -> Curve:
+        """The curve R_X(t d); `squared` is |d|^2 in the metric."""
         return Straight(X, d)
 
     def transport(self, X: Tensor, u: Tensor, Y: Tensor, v: Tensor) -> Tensor:
@@ -99,14 +98,14 @@ class StiefelComponent(Component):
     def gradient(self, X: Tensor, G: Tensor) -> Gradient:
         """``G - X sym(T)`` (Euclidean) or ``G - X T^H`` (canonical) with T = X^H G.
 
-        X^H grad is skew(T) or T - T^H, and <grad, grad> needs no further product.
+        <grad, grad> needs no further product, for X^H grad = T - T^H in the canonical metric.
         """
         T = X.mH @ G
         if self.embedded:
             vector = G - X @ sym(T)
-            return Gradient(vector, real_dot(vector, vector), skew(T))
+            return Gradient(vector, real_dot(vector, vector))
         vector, inside = G - X @ T.mH, T - T.mH
-        return Gradient(vector, real_dot(vector, vector) - real_dot(inside, inside) / 2, inside)
+        return Gradient(vector, real_dot(vector, vector) - real_dot(inside, inside) / 2)
 
     def inner(self, X: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """The inner product of the manifold's metric."""
@@ -119,11 +118,11 @@ class StiefelComponent(Component):
         """The tangent part of z, in the Euclidean sense."""
         return z - X @ sym(X.mH @ z)
 
-    def curve(self, X: Tensor, d: Tensor, squared: float, inside: Tensor | None = None) -> Curve:
+    def curve(self, X: Tensor, d: Tensor, squared: float) -> Curve:
         """By the manifold's retraction; |d|^2 is at most twice the canonical square."""
         name = self.manifold.retraction
         if name == "cayley":
-            return CayleyCurve(X, d, inside)
+            return CayleyCurve(X, d)
         if name in ("qr", "cholesky_qr"):
             bound = squared if self.embedded else 2 * squared
             return FactorCurve(X, d, bound, name == "cholesky_qr")
@@ -166,7 +165,7 @@ class GeooptComponent(Component):
     def gradient(self, X: Tensor, G: Tensor) -> Gradient:
         """``egrad2rgrad``."""
         vector = self.manifold.egrad2rgrad(X, G)
-        return Gradient(vector, self.inner(X, vector, vector), None)
+        return Gradient(vector, self.inner(X, vector, vector))
 
     def inner(self, X: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """``inner``, summed over the batch."""
@@ -176,7 +175,7 @@ class GeooptComponent(Component):
         """``proju``."""
         return self.manifold.proju(X, z)
 
-    def curve(self, X: Tensor, d: Tensor, squared: float, inside: Tensor | None = None) -> Curve:
+    def curve(self, X: Tensor, d: Tensor, squared: float) -> Curve:
         """By ``retr``."""
         return DifferentiatedCurve(self.manifold.retr, X, d)
 

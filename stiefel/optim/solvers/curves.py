@@ -84,25 +84,32 @@ class CayleyCurve:
 
     With S = X^H d, A = skew(S), B = d - X S, C = B^H B and M = I - t A/2 + t^2 C/4:
     ``Y = X + D M^-1``, ``D = t B + X (t A - t^2 C/2)``; with M' = -A/2 + t C/2 its derivative is
-    ``dY/dt = (B + X (A - t C) - (Y - X) M') M^-1``.
+    ``dY/dt = (B + X (A - t C) - (Y - X) M') M^-1``. On square matrices B = 0 and C = 0.
     """
 
-    def __init__(self, X: Tensor, d: Tensor, S: Tensor | None = None) -> None:
-        self.X = X
-        S = X.mH @ d if S is None else S
+    def __init__(self, X: Tensor, d: Tensor) -> None:
+        self.X, self.square = X, X.shape[-2] == X.shape[-1]
+        S = X.mH @ d  # as it is: skew(X^H G), equal on paper, would let X drift exponentially
         self.A = skew(S)
-        self.B = d - X @ S
-        self.C = self.B.mH @ self.B
+        if not self.square:
+            self.B = d - X @ S
+            self.C = self.B.mH @ self.B
         self.eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
 
     def move(self, t: float) -> tuple[Tensor, Tensor]:
         """The point, and M^-1."""
-        A, B, C = t * self.A, t * self.B, t * t * self.C
+        A = t * self.A
+        if self.square:
+            inverted = inverse(self.eye - A / 2)
+            return self.X + self.X @ (A @ inverted), inverted
+        B, C = t * self.B, t * t * self.C
         inverted = inverse(self.eye - A / 2 + C / 4)  # its Hermitian part is at least I
         return self.X + (B + self.X @ (A - C / 2)) @ inverted, inverted
 
     def slope(self, t: float, state: Tensor, Y: Tensor, G: Tensor) -> Tensor:
         """Re <G, dY/dt>."""
+        if self.square:
+            return real_dot(G, (self.X + (Y - self.X) / 2) @ (self.A @ state))
         change = t * self.C / 2 - self.A / 2
         velocity = self.B + self.X @ (self.A - t * self.C) - (Y - self.X) @ change
         return real_dot(G, velocity @ state)

@@ -14,6 +14,8 @@ from stiefel.manifolds import GeooptManifoldParameter, Manifold, ManifoldParamet
 from stiefel.numerics import full_precision
 from stiefel.optim.solvers.barzilai_borwein import barzilai_borwein
 from stiefel.optim.solvers.components import Component, component_of
+from stiefel.optim.solvers.conjugate_gradient import conjugate_gradient
+from stiefel.optim.solvers.lbfgs import lbfgs
 from stiefel.optim.solvers.problem import Evaluation, Point, Problem
 from stiefel.optim.solvers.result import Limits, MinimizeResult, Run, Status
 
@@ -23,6 +25,8 @@ __all__ = ["SOLVERS", "minimize"]
 #: each iterate. A new solver is one function in a file of its own and one line here.
 SOLVERS: dict[str, Callable[..., None]] = {
     "barzilai-borwein": barzilai_borwein,
+    "conjugate-gradient": conjugate_gradient,
+    "lbfgs": lbfgs,
 }
 
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}

@@ -252,14 +252,7 @@ class Problem:
     def descent(self, e: Evaluation) -> Path:
         """The curve along minus the gradient."""
         parts = zip(self.components, e.X, e.gradients, strict=True)
-        return Path(
-            self,
-            e,
-            [
-                c.curve(x, -g.vector, e.squared, None if g.inside is None else -g.inside)
-                for c, x, g in parts
-            ],
-        )
+        return Path(self, e, [c.curve(x, -g.vector, e.squared) for c, x, g in parts])
 
     def retract(self, X: Point, u: Tangent) -> Point:
         """R_X(u) for vectors u that are tangent to rounding."""

@@ -83,6 +83,7 @@ class Run:
         self.last: Evaluation | None = None
         self._least_norm, self._since = math.inf, 0
         self._scale = 0.0
+        self._again = False
         self._began = time.perf_counter()
 
     @property
@@ -102,6 +103,9 @@ class Run:
 
     def stop(self, e: Evaluation) -> bool:
         """Takes note of an iterate; says whether it is the last."""
+        if self._again:
+            self._again = False
+            return False
         if not e.finite:
             return self._end(Status.NONFINITE, "the gradient of f is not finite at a point")
         self._scale = max(self._scale, e.scale)
@@ -125,6 +129,10 @@ class Run:
                 Status.MAX_SECONDS, f"max_seconds = {most} used up; {self._reached(e)}"
             )
         return False
+
+    def retry(self) -> None:
+        """Announces that the same iterate comes again, with another direction."""
+        self._again = True
 
     def fail(self, e: Evaluation, reason: str, at_rounding: bool = True) -> bool:
         """Ends a run that can go no further; always True."""
