@@ -16,6 +16,7 @@ from stiefel.geometry.exponentials import (
 from stiefel.geometry.factors import cholesky_qr_factor, polar_factor, qr_factor
 from stiefel.geometry.frame_exponential import frame_exponential
 from stiefel.geometry.guard import check_point_shape
+from stiefel.geometry.hessians import HESSIANS, canonical_hessian, euclidean_hessian
 from stiefel.geometry.inverse_root import gram_polar_factor
 from stiefel.geometry.logarithms import canonical_logarithm, unitary_logarithm
 from stiefel.geometry.metrics import (
@@ -43,11 +44,13 @@ from stiefel.geometry.transports import cayley_transport, projection_transport
 
 __all__ = [
     "EXPONENTIALS",
+    "HESSIANS",
     "LOGARITHMS",
     "RETRACTIONS",
     "canonical_distance",
     "canonical_exponential",
     "canonical_gradient",
+    "canonical_hessian",
     "canonical_inner",
     "canonical_logarithm",
     "cayley_coordinates",
@@ -61,6 +64,7 @@ __all__ = [
     "euclidean_distance",
     "euclidean_exponential",
     "euclidean_gradient",
+    "euclidean_hessian",
     "euclidean_inner",
     "euclidean_logarithm",
     "exponential_of_coordinates",

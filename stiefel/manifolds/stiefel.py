@@ -135,6 +135,17 @@ class Stiefel(Manifold):
         """Riemannian gradient in the manifold's metric of the ambient gradient `u` at `x`."""
         return _GRADIENTS[self.metric](x, u)
 
+    def ehess2rhess(self, x: Tensor, egrad: Tensor, ehess: Tensor, u: Tensor) -> Tensor:
+        """Riemannian Hessian-vector product in the manifold's metric.
+
+        Args:
+            x: The point.
+            egrad: The ambient gradient at `x`.
+            ehess: Its derivative along `u`, the ambient Hessian-vector product.
+            u: A tangent vector.
+        """
+        return geometry.HESSIANS[self.metric](x, egrad, ehess, u)
+
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Orthogonal projection of `u` onto the tangent space at `x`."""
         return geometry.tangent_projection(x, u)

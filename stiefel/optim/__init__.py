@@ -3,6 +3,7 @@
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.build import build
 from stiefel.optim.combined import CombinedOptimizer
+from stiefel.optim.hessian_product import hessian_vector_product
 from stiefel.optim.rgd import RGD
 from stiefel.optim.solvers import MinimizeResult, minimize
 
@@ -12,5 +13,6 @@ __all__ = [
     "MinimizeResult",
     "RiemannianOptimizer",
     "build",
+    "hessian_vector_product",
     "minimize",
 ]

@@ -6,10 +6,13 @@ from stiefel.optim.solvers.lbfgs import lbfgs
 from stiefel.optim.solvers.minimize import SOLVERS, minimize
 from stiefel.optim.solvers.problem import Evaluation, Path, Problem
 from stiefel.optim.solvers.result import MinimizeResult, Run, Status
+from stiefel.optim.solvers.second_order import Hessian
+from stiefel.optim.solvers.trust_region import trust_region
 
 __all__ = [
     "SOLVERS",
     "Evaluation",
+    "Hessian",
     "MinimizeResult",
     "Path",
     "Problem",
@@ -19,4 +22,5 @@ __all__ = [
     "conjugate_gradient",
     "lbfgs",
     "minimize",
+    "trust_region",
 ]

@@ -18,6 +18,7 @@ from stiefel.optim.solvers.conjugate_gradient import conjugate_gradient
 from stiefel.optim.solvers.lbfgs import lbfgs
 from stiefel.optim.solvers.problem import Evaluation, Point, Problem
 from stiefel.optim.solvers.result import Limits, MinimizeResult, Run, Status
+from stiefel.optim.solvers.trust_region import trust_region
 
 __all__ = ["SOLVERS", "minimize"]
 
@@ -27,6 +28,7 @@ SOLVERS: dict[str, Callable[..., None]] = {
     "barzilai-borwein": barzilai_borwein,
     "conjugate-gradient": conjugate_gradient,
     "lbfgs": lbfgs,
+    "trust-region": trust_region,
 }
 
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
