@@ -16,6 +16,8 @@ __all__ = ["trust_region"]
 
 #: Values that differ by less than this many rounding errors say nothing about a step.
 _ROUNDING = 1e3
+#: Rounding errors of the ambient gradient below which a residual is noise.
+_GRADIENT_NOISE = 10
 #: After so many steps below rounding that do not halve the gradient a run has arrived.
 _IDLE = 5
 #: A radius below this, relative to the size of the point, is no region.
@@ -71,33 +73,80 @@ def trust_region(
     if not 0 < radius <= most:
         raise ConfigurationError(f"expected 0 < radius <= {most:g} (max_radius), got {radius}")
     inner = sum(x.numel() for x in start.X) if max_inner is None else max_inner
-    e, first = start, start.norm
-    second = Hessian(problem, e, hessian)
-    scale, least, idle = abs(start.f), first, 0
+    region = _Region(radius, most, _SMALLEST * max(size, 1.0), accept)
+    forcing = _Forcing(start.norm, kappa, theta, inner)
+    _iterate(problem, start, run, hessian, region, forcing)
+
+
+@dataclass
+class _Region:
+    """The radius, its bounds, and when a step is taken."""
+
+    radius: float
+    most: float
+    least: float
+    accept: float
+
+    def judge(self, rho: float, finite: bool, step: _Step) -> bool:
+        """Whether a step whose decrease is rho times the predicted one is taken; new radius."""
+        good = finite and rho > self.accept
+        if not good or rho < 0.25:
+            self.radius = min(self.radius, step.length) / 4
+        elif rho > 0.75 and step.boundary:
+            self.radius = min(2 * self.radius, self.most)
+        return good
+
+
+@dataclass
+class _Forcing:
+    """When the inner iteration ends."""
+
+    first: float
+    kappa: float
+    theta: float
+    most: int
+
+    def residual(self, norm: float) -> float:
+        """The norm of the residual that is small enough where the gradient has this norm."""
+        return norm * min(self.kappa, (norm / self.first) ** self.theta)
+
+
+def _iterate(
+    problem: Problem,
+    e: Evaluation,
+    run: Run,
+    how: str | Callable[..., Any],
+    region: _Region,
+    forcing: _Forcing,
+) -> None:
+    second = Hessian(problem, e, how)
+    scale, least, idle = abs(e.f), e.norm, 0
     while not run.stop(e):
-        wanted = e.norm * min(kappa, (e.norm / first) ** theta)
-        step = _truncated(problem, second, radius, max(wanted, 0.1 * run.threshold), inner)
+        noise = _GRADIENT_NOISE * problem.eps * e.scale
+        if e.norm <= noise:
+            run.fail(e, "the gradient is all rounding")
+            return
+        wanted = max(forcing.residual(e.norm), 0.1 * run.threshold, noise)
+        step = _truncated(problem, second, region.radius, wanted, forcing.most)
         if not math.isfinite(step.decrease):
             run.fail(e, "the Hessian of f is not finite", at_rounding=False)
             return
         new = problem.curve(e, problem.project(e.X, step.u)).at(1.0)
-        slack = _ROUNDING * problem.eps * max(abs(e.f), scale)
+        size = max(abs(e.f), scale)
+        slack = _ROUNDING * problem.eps * size
         rho = (e.f - new.f + slack) / (step.decrease + slack)
-        good = math.isfinite(new.f) and rho > accept and new.finite
-        if not good or rho < 0.25:
-            radius = min(radius, step.length) / 4
-        elif rho > 0.75 and step.boundary:
-            radius = min(2 * radius, most)
-        below = step.decrease <= problem.eps * max(abs(e.f), scale)
-        idle = idle + 1 if below and not (good and new.norm <= least / 2) else 0
+        finite = math.isfinite(new.f) and (rho <= region.accept or new.finite)
+        good = region.judge(rho, finite, step)
+        halved = good and new.norm <= least / 2
+        idle = 0 if halved or step.decrease > problem.eps * size else idle + 1
         if good:
             e, least = new, min(least, new.norm)
-            second = Hessian(problem, e, hessian)
+            second = Hessian(problem, e, how)
         if idle >= _IDLE:
             run.stop(e)
             run.fail(e, f"{_IDLE} steps are too short for f to see and do not lessen the gradient")
             return
-        if not good and radius < _SMALLEST * max(size, 1.0):
+        if not good and region.radius < region.least:
             run.fail(e, "the trust region has shrunk to nothing", _at_rounding(problem, e))
             return
 
