@@ -1,7 +1,9 @@
 """Optimizers for constrained weights, and `build`, which makes one for a whole model."""
 
+from stiefel.optim.averaging import AveragedModel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.build import build
+from stiefel.optim.clipping import clip_grad_norm_
 from stiefel.optim.combined import CombinedOptimizer
 from stiefel.optim.hessian_product import hessian_vector_product
 from stiefel.optim.rgd import RGD
@@ -9,10 +11,12 @@ from stiefel.optim.solvers import MinimizeResult, minimize
 
 __all__ = [
     "RGD",
+    "AveragedModel",
     "CombinedOptimizer",
     "MinimizeResult",
     "RiemannianOptimizer",
     "build",
+    "clip_grad_norm_",
     "hessian_vector_product",
     "minimize",
 ]
