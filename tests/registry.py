@@ -19,7 +19,7 @@ from stiefel.manifolds import Stiefel
 from stiefel.models import OrthogonalRNN, SequenceModel
 from stiefel.models.activations import NONLINEARITIES
 from stiefel.operators import CompactWY, Dense, FourierReflections, Operator, Rotations
-from stiefel.optim import RGD, RiemannianOptimizer
+from stiefel.optim import RGD, RGDAdam, RiemannianAdam, RiemannianOptimizer
 from stiefel.parametrizations import CHARTS as CHARTS_BY_NAME
 from stiefel.parametrizations import Parametrization
 
@@ -186,6 +186,10 @@ class OptimizerCase:
 
 
 _CAYLEY_MANIFOLDS = [manifold for manifold in MANIFOLDS if manifold.retraction == "cayley"]
+_ADAM_MANIFOLDS = [
+    *RGD_MANIFOLDS,
+    *(Stiefel("euclidean", retraction) for retraction in ("cholesky_qr", "polar", "exp")),
+]
 OPTIMIZERS = [
     OptimizerCase("rgd", RGD, {}, MANIFOLDS),
     OptimizerCase("rgd-momentum", RGD, {"momentum": 0.9}, RGD_MANIFOLDS, rate=0.008),
@@ -198,6 +202,44 @@ OPTIMIZERS = [
         {"momentum": 0.9, "dampening": 0.1, "transport": "cayley"},
         _CAYLEY_MANIFOLDS,
         rate=0.008,
+    ),
+    OptimizerCase("rgd-adam", RGDAdam, {}, _CAYLEY_MANIFOLDS, rate=0.5, tangent=False),
+    OptimizerCase(
+        "rgd-adam-amsgrad",
+        RGDAdam,
+        {"amsgrad": True},
+        _CAYLEY_MANIFOLDS,
+        rate=0.5,
+        tangent=False,
+    ),
+    *(
+        OptimizerCase(
+            f"rgd-adam-{sweeps}-sweeps",
+            RGDAdam,
+            {"iterations": sweeps},
+            _CAYLEY_MANIFOLDS,
+            rate=0.5,
+            feasible=False,  # the sweeps end near the Cayley step
+            tangent=False,
+        )
+        for sweeps in (2, 5)
+    ),
+    OptimizerCase("riemannian-adam", RiemannianAdam, {}, _ADAM_MANIFOLDS, rate=0.4, decay=0.99),
+    OptimizerCase(
+        "riemannian-adam-amsgrad",
+        RiemannianAdam,
+        {"amsgrad": True, "betas": (0.9, 0.99)},
+        [Stiefel("euclidean", "qr")],
+        rate=0.4,
+        decay=0.99,
+    ),
+    OptimizerCase(
+        "riemannian-adam-cayley-transport",
+        RiemannianAdam,
+        {"transport": "cayley"},
+        _CAYLEY_MANIFOLDS,
+        rate=0.4,
+        decay=0.99,
     ),
 ]
 

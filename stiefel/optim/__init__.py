@@ -7,6 +7,8 @@ from stiefel.optim.clipping import clip_grad_norm_
 from stiefel.optim.combined import CombinedOptimizer
 from stiefel.optim.hessian_product import hessian_vector_product
 from stiefel.optim.rgd import RGD
+from stiefel.optim.rgd_adam import RGDAdam
+from stiefel.optim.riemannian_adam import RiemannianAdam
 from stiefel.optim.solvers import MinimizeResult, minimize
 
 __all__ = [
@@ -14,6 +16,8 @@ __all__ = [
     "AveragedModel",
     "CombinedOptimizer",
     "MinimizeResult",
+    "RGDAdam",
+    "RiemannianAdam",
     "RiemannianOptimizer",
     "build",
     "clip_grad_norm_",

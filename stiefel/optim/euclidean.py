@@ -46,6 +46,7 @@ def _sgd_step(group: dict[str, Any], leaves: list[Tensor], state: State) -> None
 
 def _adam_step(group: dict[str, Any], leaves: list[Tensor], state: State) -> None:
     """The step of `torch.optim.Adam`, by torch's own function."""
+    amsgrad = group["amsgrad"]
     for leaf in leaves:
         if not state[leaf]:
             double = torch.get_default_dtype() == torch.float64
@@ -53,16 +54,18 @@ def _adam_step(group: dict[str, Any], leaves: list[Tensor], state: State) -> Non
             state[leaf]["step"] = torch.tensor(0.0, dtype=dtype, device="cpu")
             state[leaf]["exp_avg"] = torch.zeros_like(leaf)
             state[leaf]["exp_avg_sq"] = torch.zeros_like(leaf)
+            if amsgrad:
+                state[leaf]["max_exp_avg_sq"] = torch.zeros_like(leaf)
     beta1, beta2 = group["betas"]
     adam(
         leaves,
         _gradients(leaves),
         [state[leaf]["exp_avg"] for leaf in leaves],
         [state[leaf]["exp_avg_sq"] for leaf in leaves],
-        [],
+        [state[leaf]["max_exp_avg_sq"] for leaf in leaves] if amsgrad else [],
         [state[leaf]["step"] for leaf in leaves],
         has_complex=any(leaf.is_complex() for leaf in leaves),
-        amsgrad=False,
+        amsgrad=amsgrad,
         beta1=beta1,
         beta2=beta2,
         lr=group["lr"],

@@ -1,0 +1,188 @@
+"""Adam on any manifold: one second moment a point, momentum carried along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import ConfigurationError, unknown
+from stiefel.geometry import cholesky_qr_factor, polar_factor, projection_transport, qr_factor
+from stiefel.manifolds import Manifold, Stiefel
+from stiefel.optim.base import RiemannianOptimizer
+from stiefel.optim.batches import Batch, Proposal, StateKind
+from stiefel.optim.moments import bias_correction, check_betas, saturated_average
+
+__all__ = ["RiemannianAdam"]
+
+_TRANSPORTS = ("projection", "cayley")
+#: Retractions of the form ``factor(X + u)``. The direction is tangent: it is not projected again.
+_FACTORS = {"qr": qr_factor, "cholesky_qr": cholesky_qr_factor, "polar": polar_factor}
+
+
+class RiemannianAdam(RiemannianOptimizer):
+    r"""Adam on any manifold of ours or geoopt's (Becigneul and Ganea, ICLR 2019).
+
+    With the Riemannian gradient g of each manifold's metric, the momentum m, one number v for
+    each point and the count k: ``m <- b1 m + (1 - b1) g``, ``v <- b2 v + (1 - b2) <g, g>_X``,
+    ``u = m / (1 - b1^k) / (sqrt(v / (1 - b2^k)) + eps)``, ``X <- R_X(-lr u)``, and m is carried
+    to the new point, so that it is tangent there after every step.
+
+    A point is a matrix of a batch; its entries share one v, for the coordinates of a tangent
+    space have no meaning of their own. Where a manifold is a product (geoopt's `ProductManifold`,
+    and its `Euclidean`, a product of lines) each factor has its own v, by ``component_inner``.
+
+    Args:
+        params: Manifold parameters, or groups of them. Ordinary parameters need `euclidean`.
+        lr: Learning rate, a number or a tensor with one entry: about the distance that one step
+            moves a point, in its metric.
+        betas: Decay of the first and the second moment.
+        eps: Added to the root of v.
+        amsgrad: Whether v is replaced by its maximum so far.
+        transport: How m is carried: ``"projection"`` onto the new tangent space (on manifolds of
+            other libraries, their own ``retr_transp``), or ``"cayley"``, isometric, for
+            `stiefel.Stiefel` with the Cayley retraction.
+        maximize: Whether to ascend.
+        euclidean: Ordinary parameters: None refuses them, ``"sgd"`` steps them as
+            `torch.optim.SGD` with the group's options does, ``"adam"`` as `torch.optim.Adam`.
+        weight_decay: For ordinary parameters; must be 0 in a group with manifold parameters.
+        skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
+            of an error; nothing is then read by the host.
+
+    Raises:
+        ConfigurationError: If options are out of range or do not go together.
+        UnknownNameError: If `transport` or `euclidean` is none of the names above.
+
+    Example:
+        >>> import torch, stiefel
+        >>> C = torch.diag(torch.arange(1.0, 7.0))
+        >>> manifold = stiefel.Stiefel("euclidean", "cholesky_qr")
+        >>> X = stiefel.ManifoldParameter(stiefel.geometry.haar(6, 2), manifold)
+        >>> optimizer = stiefel.optim.RiemannianAdam([X], lr=0.4)
+        >>> decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+        >>> for _ in range(300):
+        ...     optimizer.zero_grad()
+        ...     (X.mT @ C @ X).trace().backward()
+        ...     optimizer.step()
+        ...     decay.step()
+        >>> round((X.mT @ C @ X).trace().item(), 3)  # the two smallest eigenvalues, 1 + 2
+        3.0
+    """
+
+    _by_component = False  # whether some leaf is on a product of manifolds
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        transport: str = "projection",
+        *,
+        maximize: bool = False,
+        euclidean: str | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "transport": transport,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults, euclidean=euclidean, skip_nonfinite=skip_nonfinite)
+        self.defaults["betas"] = betas  # points have them too, whatever `euclidean` is
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_betas(group["betas"])
+        if not group["eps"] >= 0:
+            raise ConfigurationError(f"expected eps >= 0, got {group['eps']}")
+        if group["transport"] not in _TRANSPORTS:
+            raise unknown("transport", group["transport"], _TRANSPORTS)
+        super()._check_group(group)
+
+    def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
+        super()._check_manifold_leaf(leaf, manifold, group)
+        self._by_component |= _is_product(manifold)
+        if not group["eps"] > 0:
+            raise ConfigurationError(
+                f"expected eps > 0 for a parameter on a manifold, got {group['eps']}: a zero "
+                "gradient would be divided by zero"
+            )
+        cayley = isinstance(manifold, Stiefel) and manifold.retraction == "cayley"
+        if group["transport"] == "cayley" and not cayley:
+            raise ConfigurationError(
+                "transport='cayley' follows the Cayley retraction: expected a parameter on "
+                f"stiefel.Stiefel(retraction='cayley'), got {self.describe(leaf)} on "
+                f"{manifold}. Use transport='projection'"
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores, and notes products among the manifolds of a copy."""
+        groups = state.get("param_groups", [])
+        leaves = [leaf for group in groups for leaf in group["params"]]
+        if any(_is_product(getattr(leaf, "manifold", None)) for leaf in leaves):
+            self._by_component = True
+        super().__setstate__(state)
+
+    def _state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
+        second: StateKind = "point" if self._by_component else "matrix"
+        kinds: dict[str, StateKind] = {"exp_avg": "point", "exp_avg_sq": second, "step": "leaf"}
+        return {**kinds, "max_exp_avg_sq": second} if group["amsgrad"] else kinds
+
+    def _propose(self, batch: Batch) -> Proposal:
+        manifold, X, group = batch.manifold, batch.points, batch.group
+        kinds = self._state_kinds(group)
+        state = batch.state or {name: batch.zeros(kind) for name, kind in kinds.items()}
+        b1, b2 = group["betas"]
+        m, v, k = state["exp_avg"], state["exp_avg_sq"], state["step"]
+        G = batch.gradients
+        if not isinstance(manifold, Stiefel):
+            G = G.clone()  # geoopt's Lorentz manifold writes into what it is given
+        g = manifold.egrad2rgrad(X, G)
+        m, k = torch.lerp(m, g, 1 - b1), k + 1
+        square = _squared_length(manifold, X, g).clamp(min=0)  # Lorentz: rounding below 0
+        v = saturated_average(v, square, b2, batch.leaves[0].dtype)
+        new = {"exp_avg_sq": v, "step": k}
+        if group["amsgrad"]:
+            v = torch.maximum(v, state["max_exp_avg_sq"])
+            new["max_exp_avg_sq"] = v
+        root = torch.sqrt(v / bias_correction(b2, k)) + group["eps"]
+        u = m * (batch.rate / (bias_correction(b1, k) * root))
+        Y, m = _move(manifold, X, u, m, group["transport"])
+        return Proposal(Y, {"exp_avg": m, **new})
+
+
+def _is_product(manifold: Any) -> bool:
+    """Whether a manifold knows inner products of its factors."""
+    return (
+        isinstance(manifold, Manifold)
+        and type(manifold).component_inner is not Manifold.component_inner
+    )
+
+
+def _squared_length(manifold: Manifold, X: Tensor, g: Tensor) -> Tensor:
+    """``<g, g>_X``, one real number a point, or for each factor of a product, broadcasting."""
+    if _is_product(manifold):
+        square = manifold.component_inner(X, g)
+    else:
+        leading = X.shape[: X.ndim - int(manifold.ndim)]
+        square = manifold.inner(X, g, keepdim=True).reshape(*leading, *(1,) * int(manifold.ndim))
+    return square.real if square.is_complex() else square
+
+
+def _move(
+    manifold: Manifold, X: Tensor, u: Tensor, m: Tensor, transport: str
+) -> tuple[Tensor, Tensor]:
+    """The new point R_X(u), and the tangent vector m carried there."""
+    if transport == "cayley" or not isinstance(manifold, Stiefel):
+        return manifold.retr_transp(X, u, m)
+    factor = _FACTORS.get(manifold.retraction) if type(manifold) is Stiefel else None
+    Y = manifold.retr(X, u) if factor is None else factor(X + u)
+    return Y, projection_transport(Y, m)
