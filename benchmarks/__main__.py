@@ -28,6 +28,7 @@ NAMES = (
     "tall_memory",
     "step",
     "rollout",
+    "adapter",
     "orders",
 )
 

@@ -1,14 +1,19 @@
-"""Models with orthogonal weights: recurrent networks, and the recurrence they are made of."""
+"""Models with orthogonal weights: recurrent networks, layers and an adapter."""
 
 from stiefel.models.activations import NONLINEARITIES, ModReLU, activate, modrelu
+from stiefel.models.adapter import HouseholderAdapter
 from stiefel.models.layer import RecurrentLayer
+from stiefel.models.layers import OrthogonalConv2d, OrthogonalLinear
 from stiefel.models.recurrent import OrthogonalRNN
 from stiefel.models.rollout import rollout
 from stiefel.models.sequence import SequenceModel
 
 __all__ = [
     "NONLINEARITIES",
+    "HouseholderAdapter",
     "ModReLU",
+    "OrthogonalConv2d",
+    "OrthogonalLinear",
     "OrthogonalRNN",
     "RecurrentLayer",
     "SequenceModel",
