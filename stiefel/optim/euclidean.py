@@ -23,8 +23,11 @@ def _gradients(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _sgd_step(group: dict[str, Any], leaves: list[Tensor], state: State) -> None:
-    """The step of `torch.optim.SGD`, by torch's own function."""
-    momentum = group["momentum"]
+    """The step of `torch.optim.SGD`, by torch's own function.
+
+    A group of an optimizer without momentum of its own has none, unless it is given in the group.
+    """
+    momentum = group.get("momentum", 0)
     buffers: list[Tensor | None] = [
         state[leaf].get("momentum_buffer") if momentum != 0 else None for leaf in leaves
     ]
@@ -35,8 +38,8 @@ def _sgd_step(group: dict[str, Any], leaves: list[Tensor], state: State) -> None
         weight_decay=group["weight_decay"],
         momentum=momentum,
         lr=group["lr"],
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
+        dampening=group.get("dampening", 0),
+        nesterov=group.get("nesterov", False),
         maximize=group["maximize"],
     )
     if momentum != 0:
