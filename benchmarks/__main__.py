@@ -30,7 +30,10 @@ NAMES = (
     "rollout",
     "adapter",
     "orders",
+    "optimality",
 )
+#: Those that draw their curves with ``--picture``.
+_DRAWN = ("optimality",)
 
 
 def _question(name: str) -> str:
@@ -89,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="also write the tables between the marks of this benchmark in a Markdown file",
     )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help=f"also draw the curves ({', '.join(_DRAWN)}); needs matplotlib",
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
     parser.add_argument(
@@ -130,12 +139,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--clock process counts the CPU time of all threads: use --threads 1")
     if options.write is not None and options.name == "all":
         parser.error("--write puts one benchmark's tables into a file: name the benchmark")
+    if options.picture is not None and options.name not in _DRAWN:
+        parser.error(f"--picture: only {', '.join(_DRAWN)} draws curves")
     settings = Settings(
         device=options.device,
         repeats=options.repeats or (3 if options.quick else 15),
         budget=options.budget,
         quick=options.quick,
         clock=options.clock,
+        picture=options.picture,
     )
     names = NAMES if options.name == "all" else (options.name,)
     records = []

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -53,6 +54,7 @@ class Settings:
         quick: Tiny sizes, to see that everything runs; goals are not judged.
         clock: ``"wall"``, or ``"process"`` for the CPU time of this process: on a crowded machine
             the only steady one. It counts waiting threads, so it is for one thread.
+        picture: File for the curves of a benchmark that has some.
     """
 
     device: str = "cpu"
@@ -60,6 +62,7 @@ class Settings:
     budget: float = 10.0
     quick: bool = False
     clock: str = "wall"
+    picture: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from benchmarks.harness import Row, Section, Settings, Verdict
 
 __all__ = ["goal_lines", "machine", "record", "table", "versions", "write"]
 
-_PACKAGES = ("torch", "geoopt", "geotorch", "numpy", "scipy", "stiefel")
+_PACKAGES = ("torch", "geoopt", "geotorch", "pymanopt", "numpy", "scipy", "stiefel")
 
 
 def versions() -> dict[str, str]:
@@ -154,7 +154,7 @@ def record(name: str, question: str, sections: list[Section], settings: Settings
     return {
         "benchmark": name,
         "question": question,
-        "settings": dataclasses.asdict(settings),
+        "settings": {k: v for k, v in dataclasses.asdict(settings).items() if k != "picture"},
         "versions": versions(),
         "machine": machine(settings.device),
         "sections": [dataclasses.asdict(section) for section in sections],
