@@ -1,0 +1,142 @@
+"""What the optimizers share that keep points near the manifold instead of on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import ConfigurationError
+from stiefel.geometry import orthonormality_residual
+from stiefel.geometry.gram import gram
+from stiefel.manifolds import Manifold, Stiefel
+from stiefel.optim.base import RiemannianOptimizer
+from stiefel.optim.groups import manifold_of
+
+__all__ = [
+    "NearManifold",
+    "ambient_momentum",
+    "check_momentum",
+    "plus_product",
+    "residual_of_gram",
+    "tangent_field",
+    "twice_skew",
+]
+
+def residual_of_gram(S: Tensor) -> tuple[Tensor, Tensor]:
+    """``E = S - I`` in the place of S, and ``|E|_F`` of each matrix, shape ``(..., 1, 1)``."""
+    S.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return S, torch.linalg.vector_norm(S, dim=(-2, -1), keepdim=True)
+
+
+def plus_product(Z: Tensor, X: Tensor, K: Tensor) -> Tensor:
+    """``Z + X K`` in one pass, for ``(..., n, p)`` and ``(..., p, p)``."""
+    if Z.ndim == 2:
+        return torch.addmm(Z, X, K)
+    Z3, X3, K3 = (A.reshape(-1, *A.shape[-2:]) for A in (Z, X, K))
+    return torch.baddbmm(Z3, X3, K3).reshape(Z.shape)
+
+
+def twice_skew(W: Tensor) -> Tensor:
+    """``W - W^H`` in the place of W: a copied transpose is read faster than a strided one."""
+    return W.sub_(W.mH.clone(memory_format=torch.contiguous_format))
+
+
+def tangent_field(X: Tensor, G: Tensor) -> Tensor:
+    r"""The relative gradient ``skew(G X^H) X`` by products of O(n p^2).
+
+    ``(G X^H X - X G^H X)/2``: it is tangent to the level set of ``X^H X`` at any X of full rank,
+    ``X^H Phi + Phi^H X = 0`` exactly, on the manifold and off it, and on it half the gradient in
+    the canonical metric. Square matrices take two products, ``skew(G X^H)`` and that times X.
+    Source: Ablin and Peyre, Fast and accurate optimization on the orthogonal manifold without
+    retraction, AISTATS 2022; Ablin, Vary, Gao and Absil, JMLR 25 (2024), for n > p.
+
+    Args:
+        X: Matrices of full rank, shape ``(..., n, p)``.
+        G: Ambient gradients, same shape.
+
+    Returns:
+        Phi, same shape.
+    """
+    if X.shape[-2] == X.shape[-1]:
+        return (twice_skew(G @ X.mH) @ X).div_(2)
+    P, S = X.mH @ G, gram(X)
+    return plus_product(G @ S, -X, P.mH).div_(2)
+
+
+def ambient_momentum(
+    G: Tensor, buffer: Tensor | None, momentum: float, dampening: float, nesterov: bool
+) -> tuple[Tensor, Tensor]:
+    """Direction and buffer of torch's SGD, for ambient gradients.
+
+    ``b <- m b + (1 - d) G`` (``b = G`` at first); the direction is b, or ``G + m b`` with
+    Nesterov's momentum. Nothing is carried from point to point: the field at the next point
+    takes the tangent part of b there.
+    """
+    if buffer is None:
+        buffer = G
+    else:
+        buffer = (momentum * buffer).add_(G, alpha=1 - dampening)
+    return (torch.add(G, buffer, alpha=momentum) if nesterov else buffer), buffer
+
+
+def check_momentum(group: Mapping[str, Any]) -> None:
+    """Raises if momentum, dampening and nesterov do not go together."""
+    if group["momentum"] < 0:
+        raise ConfigurationError(f"expected momentum >= 0, got {group['momentum']}")
+    if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
+        raise ConfigurationError(
+            "nesterov=True needs momentum > 0 and dampening = 0, got momentum = "
+            f"{group['momentum']} and dampening = {group['dampening']}"
+        )
+
+
+class NearManifold(RiemannianOptimizer):
+    """Base of the optimizers whose points are near the manifold: they report how near."""
+
+    def _reach(self, group: Mapping[str, Any]) -> float:
+        """What the largest entry of ``|X^H X - I|`` is at most, while a group is stepped."""
+        raise NotImplementedError
+
+    def bound(self) -> list[float]:
+        """What `feasibility` stays below, for each parameter group.
+
+        It is that of exact arithmetic: `stiefel.tolerance` comes on top where it is smaller.
+        """
+        return [self._reach(group) for group in self.param_groups]
+
+    def feasibility(self) -> list[float]:
+        """How far the points are from their manifold now.
+
+        Returns:
+            For each parameter group, the largest entry of ``|X^H X - I|`` over its manifold
+            parameters, 0 for a group without any. The host reads it from the device.
+        """
+        return [
+            max((_worst(x) for x in group["params"] if manifold_of(x) is not None), default=0.0)
+            for group in self.param_groups
+        ]
+
+    def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
+        super()._check_manifold_leaf(leaf, manifold, group)
+        name, reach = type(self).__name__, self._reach(group)
+        if not isinstance(manifold, Stiefel):
+            raise ConfigurationError(
+                f"{name} moves parameters on stiefel.Stiefel, got {self.describe(leaf)} on "
+                f"{manifold}"
+            )
+        bound = manifold.tolerance_for(leaf.dtype, *leaf.shape[-2:])
+        if bound < reach < float("inf"):
+            raise ConfigurationError(
+                f"{name} keeps points near the manifold, not on it: expected a parameter on "
+                f"stiefel.Stiefel(tolerance={reach:.2g}) or more, got {self.describe(leaf)} on "
+                f"{manifold}, which allows {bound:.1e}. Make the weight with "
+                f"stiefel.orthogonal(module, via='riemannian', tolerance={reach:.2g}), or use RGD"
+            )
+
+
+def _worst(X: Tensor) -> float:
+    residual = orthonormality_residual(X)
+    return float(residual.max()) if residual.numel() else 0.0
