@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import LostManifoldError, NonFiniteError
+from stiefel.geometry.gram import gram
 from stiefel.manifolds import Manifold, Stiefel
 
 __all__ = [
@@ -112,6 +113,7 @@ def off_manifold(manifold: Manifold, points: Tensor, slack: float = 1) -> Tensor
     if not isinstance(manifold, Stiefel) or points.numel() == 0:
         return None
     n, p = points.shape[-2:]
-    gram = points.mH @ points
-    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return ~(gram.abs().amax((-2, -1)) <= slack * manifold.tolerance_for(points.dtype, n, p))
+    residual = gram(points)
+    residual.diagonal(dim1=-2, dim2=-1).sub_(1)
+    size = residual.abs() if residual.is_complex() else residual.abs_()
+    return ~(size.amax((-2, -1)) <= slack * manifold.tolerance_for(points.dtype, n, p))

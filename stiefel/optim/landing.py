@@ -51,7 +51,8 @@ def landing_field(
     if X.shape[-2] == X.shape[-1]:
         E, d = residual_of_gram(gram(X.mH))  # X (X^H X - I) = (X X^H - I) X
         half = ((d <= radius) * (sign / 2)).to(X.dtype)
-        return E.mul_(attraction).addcmul_(half, twice_skew(G @ X.mH)) @ X, d
+        W, spare = twice_skew(G @ X.mH)
+        return torch.matmul(E.mul_(attraction).addcmul_(half, W), X, out=spare), d
     P = X.mH @ G
     S = gram(X)
     E, d = residual_of_gram(S.clone())
@@ -208,5 +209,5 @@ class Landing(NearManifold):
         F, d = landing_field(X, G, attraction, radius, -1 if group["maximize"] else 1)
         g = torch.linalg.vector_norm(F, dim=(-2, -1), keepdim=True)
         safe = safe_rate(d, g, attraction, radius)
-        eta = torch.clamp_max(safe, abs(batch.rate)).to(X.dtype)
-        return Proposal(torch.addcmul(X, eta, F, value=-1), state)
+        eta = torch.clamp_max(safe, abs(batch.rate))
+        return Proposal(F.mul_(-eta).add_(X), state)

@@ -19,6 +19,7 @@ __all__ = [
     "NearManifold",
     "ambient_momentum",
     "check_momentum",
+    "largest_part",
     "plus_product",
     "residual_of_gram",
     "tangent_field",
@@ -31,20 +32,38 @@ def residual_of_gram(S: Tensor) -> tuple[Tensor, Tensor]:
     return S, torch.linalg.vector_norm(S, dim=(-2, -1), keepdim=True)
 
 
-def plus_product(Z: Tensor, X: Tensor, K: Tensor) -> Tensor:
-    """``Z + X K`` in one pass, for ``(..., n, p)`` and ``(..., p, p)``."""
+def plus_product(Z: Tensor, X: Tensor, K: Tensor, alpha: float = 1) -> Tensor:
+    """``Z + alpha X K`` in one pass, for ``(..., n, p)`` and ``(..., p, p)``."""
     if Z.ndim == 2:
-        return torch.addmm(Z, X, K)
+        return torch.addmm(Z, X, K, alpha=alpha)
     Z3, X3, K3 = (A.reshape(-1, *A.shape[-2:]) for A in (Z, X, K))
-    return torch.baddbmm(Z3, X3, K3).reshape(Z.shape)
+    return torch.baddbmm(Z3, X3, K3, alpha=alpha).reshape(Z.shape)
 
 
-def twice_skew(W: Tensor) -> Tensor:
-    """``W - W^H`` in the place of W: a copied transpose is read faster than a strided one."""
-    return W.sub_(W.mH.clone(memory_format=torch.contiguous_format))
+def largest_part(Z: Tensor) -> Tensor:
+    """The largest entry of each matrix in modulus, of a complex one the largest part.
+
+    Args:
+        Z: Shape ``(..., n, p)``.
+
+    Returns:
+        Shape ``(..., 1, 1)``, real, never zero.
+    """
+    parts = torch.view_as_real(Z.resolve_conj()) if Z.is_complex() else Z
+    least, most = parts.flatten(Z.ndim - 2).aminmax(dim=-1)
+    return torch.maximum(most, -least)[..., None, None].clamp_min(torch.finfo(most.dtype).tiny)
 
 
-def tangent_field(X: Tensor, G: Tensor) -> Tensor:
+def twice_skew(W: Tensor) -> tuple[Tensor, Tensor]:
+    """``W - W^H`` in the place of W, and memory of its size for something else.
+
+    A copied transpose is read faster than a strided one.
+    """
+    T = torch.empty_like(W).copy_(W.mH)
+    return W.sub_(T), T
+
+
+def tangent_field(X: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
     r"""The relative gradient ``skew(G X^H) X`` by products of O(n p^2).
 
     ``(G X^H X - X G^H X)/2``: it is tangent to the level set of ``X^H X`` at any X of full rank,
@@ -58,12 +77,13 @@ def tangent_field(X: Tensor, G: Tensor) -> Tensor:
         G: Ambient gradients, same shape.
 
     Returns:
-        Phi, same shape.
+        Phi, same shape, and a tensor ``(..., p, p)`` of nothing, memory to use again.
     """
     if X.shape[-2] == X.shape[-1]:
-        return (twice_skew(G @ X.mH) @ X).div_(2)
+        W, spare = twice_skew(G @ X.mH)
+        return torch.matmul(W, X, out=spare).div_(2), W
     P, S = X.mH @ G, gram(X)
-    return plus_product(G @ S, -X, P.mH).div_(2)
+    return plus_product(G @ S, X, P.mH, alpha=-1).div_(2), S
 
 
 def ambient_momentum(

@@ -15,6 +15,7 @@ from stiefel.optim.near import (
     NearManifold,
     ambient_momentum,
     check_momentum,
+    largest_part,
     plus_product,
     tangent_field,
 )
@@ -28,7 +29,7 @@ _MOST_SCHATTEN = 256
 _POWERS, _MARGIN = 4, 1.15
 
 
-def normal_correction(M: Tensor, corrections: int = 1) -> Tensor:
+def normal_correction(M: Tensor, corrections: int = 1, spare: Tensor | None = None) -> Tensor:
     r"""``M <- M - M (M^H M - I)/2``, the step in the normal direction towards the manifold.
 
     With ``E = M^H M - I`` before, it is ``-3/4 E^2 + E^3/4`` after: the singular values are below
@@ -37,14 +38,16 @@ def normal_correction(M: Tensor, corrections: int = 1) -> Tensor:
     Args:
         M: Matrices, shape ``(..., n, p)``, with ``|E|_2`` below 1.
         corrections: How many steps.
+        spare: Memory for Gram matrices, shape ``(..., p, p)``; new by default.
 
     Returns:
         Same shape.
     """
+    E = spare
     for _ in range(corrections):
-        E = gram(M)
+        E = gram(M, out=E)
         E.diagonal(dim1=-2, dim2=-1).sub_(1)
-        M = plus_product(M, M, E.mul_(-0.5))
+        M = plus_product(M, M, E, alpha=-0.5)
     return M
 
 
@@ -83,16 +86,16 @@ def spectral_norm_bound(Phi: Tensor) -> Tensor:
     Returns:
         Shape ``(..., 1, 1)``, real; infinite where Phi is not finite.
     """
-    largest = Phi.abs().amax((-2, -1), keepdim=True)
-    unit = largest.clamp_min(torch.finfo(largest.dtype).tiny)
+    unit = largest_part(Phi)
     if Phi.shape[-1] > _MOST_SCHATTEN:
-        return largest * _power_iteration(Phi, unit)
+        return unit * _power_iteration(Phi, unit)
     K = gram(Phi / unit)
     trace = K.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None].clamp_min(0.5)
     K = K / trace
     K = K @ K
     K = K @ K
-    return largest * (trace * torch.linalg.vector_norm(K, dim=(-2, -1), keepdim=True) ** 0.25).sqrt()
+    size = torch.linalg.vector_norm(K, dim=(-2, -1), keepdim=True)
+    return unit * (trace * size**0.25).sqrt()
 
 
 def _power_iteration(Phi: Tensor, unit: Tensor) -> Tensor:
@@ -271,11 +274,10 @@ class POGO(NearManifold):
     def _propose(self, batch: Batch) -> Proposal:
         X, group = batch.points, batch.group
         direction, state = self._direction(batch)
-        Phi = tangent_field(X, direction)
-        if group["max_step"] is None:
-            M = X + batch.rate * Phi
-        else:
-            limit = group["max_step"] / spectral_norm_bound(Phi)
-            eta = torch.clamp_max(limit, abs(batch.rate)).to(X.dtype)
-            M = torch.addcmul(X, eta, Phi, value=1 if group["maximize"] else -1)
-        return Proposal(normal_correction(M, group["corrections"]), state)
+        Phi, spare = tangent_field(X, direction)
+        rate = batch.rate
+        if group["max_step"] is not None:
+            eta = torch.clamp_max(group["max_step"] / spectral_norm_bound(Phi), abs(rate))
+            rate = eta if group["maximize"] else -eta
+        M = Phi.mul_(rate).add_(X)
+        return Proposal(normal_correction(M, group["corrections"], spare), state)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from stiefel.geometry import gram_polar_factor, skew, tangent_projection
 from stiefel.numerics import double_dtype, real_dtype
+from stiefel.optim.near import largest_part
 
 __all__ = [
     "dual_ascent",
@@ -15,12 +16,6 @@ __all__ = [
     "steepest_direction",
     "tangent_part",
 ]
-
-
-def _unit(Z: Tensor) -> Tensor:
-    """Z divided by its largest entry, matrix by matrix; zero stays zero."""
-    largest = Z.abs().amax((-2, -1), keepdim=True)
-    return Z / largest.clamp_min(torch.finfo(largest.dtype).tiny)
 
 
 def tangent_part(X: Tensor, G: Tensor) -> Tensor:
@@ -37,8 +32,7 @@ def tangent_part(X: Tensor, G: Tensor) -> Tensor:
     """
     u = tangent_projection(X, G)
     floor = 4 * X.shape[-2] ** 0.5 * torch.finfo(X.dtype).eps
-    rounding = u.abs().amax((-2, -1), keepdim=True) <= floor * G.abs().amax((-2, -1), keepdim=True)
-    return torch.where(rounding, 0, u)
+    return torch.where(largest_part(u) <= floor * largest_part(G), 0, u)
 
 
 def matrix_sign(Z: Tensor) -> Tensor:
@@ -56,7 +50,7 @@ def matrix_sign(Z: Tensor) -> Tensor:
     Returns:
         Same shape; zero for zero.
     """
-    Z = _unit(Z)
+    Z = Z / largest_part(Z)
     W = gram_polar_factor(Z)
     Q = W.mH @ Z
     q, V = torch.linalg.eigh((Q + Q.mH) / 2)
@@ -133,9 +127,9 @@ def steepest_direction(X: Tensor, G: Tensor, iterations: int) -> Tensor:
         A, same shape; zero where the tangent part of G is zero.
     """
     if X.shape[-2] == X.shape[-1]:
-        return -X @ skew(matrix_sign(skew(X.mH @ _unit(G))))
-    G = _unit(tangent_part(X, G))
-    return tangent_projection(X, dual_ascent(X, G, iterations)[0])
+        return -X @ skew(matrix_sign(skew(X.mH @ (G / largest_part(G)))))
+    u = tangent_part(X, G)
+    return tangent_projection(X, dual_ascent(X, u / largest_part(u), iterations)[0])
 
 
 def projected_direction(X: Tensor, G: Tensor) -> Tensor:
