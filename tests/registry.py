@@ -19,7 +19,15 @@ from stiefel.manifolds import Stiefel
 from stiefel.models import OrthogonalRNN, SequenceModel
 from stiefel.models.activations import NONLINEARITIES
 from stiefel.operators import CompactWY, Dense, FourierReflections, Operator, Rotations
-from stiefel.optim import RGD, RGDAdam, RiemannianAdam, RiemannianOptimizer
+from stiefel.optim import (
+    POGO,
+    RGD,
+    Landing,
+    RGDAdam,
+    RiemannianAdam,
+    RiemannianOptimizer,
+    StiefelMuon,
+)
 from stiefel.parametrizations import CHARTS as CHARTS_BY_NAME
 from stiefel.parametrizations import Parametrization
 
@@ -190,6 +198,60 @@ _ADAM_MANIFOLDS = [
     *RGD_MANIFOLDS,
     *(Stiefel("euclidean", retraction) for retraction in ("cholesky_qr", "polar", "exp")),
 ]
+_NEAR = [
+    OptimizerCase("landing", Landing, {}, [Stiefel(tolerance=0.5)], 0.16, feasible=False),
+    OptimizerCase(
+        "landing-nesterov",
+        Landing,
+        {"momentum": 0.9, "nesterov": True, "attraction": 2.0},
+        [Stiefel(tolerance=0.5)],
+        rate=0.016,
+        feasible=False,
+        tangent=False,
+    ),
+    OptimizerCase("pogo", POGO, {}, [Stiefel(tolerance=0.05)], rate=0.16, feasible=False),
+    OptimizerCase(
+        "pogo-momentum",
+        POGO,
+        {"momentum": 0.9, "dampening": 0.1, "corrections": 2},
+        [Stiefel(tolerance=0.05)],
+        rate=0.016,
+        feasible=False,
+        tangent=False,
+    ),
+    OptimizerCase(
+        "pogo-adam",
+        POGO,
+        {"base": "adam"},
+        [Stiefel(tolerance=0.05)],
+        rate=0.3,
+        decay=0.99,
+        feasible=False,
+        tangent=False,
+    ),
+    OptimizerCase(
+        "pogo-feasible", POGO, {"corrections": 3, "max_step": 0.1}, [Stiefel()], rate=0.16
+    ),
+]
+_MUON = [
+    OptimizerCase("muon", StiefelMuon, {}, RGD_MANIFOLDS[:2], rate=0.1, decay=0.95),
+    OptimizerCase(
+        "muon-nesterov",
+        StiefelMuon,
+        {"momentum": 0.9, "nesterov": True, "iterations": 4},
+        [Stiefel("euclidean", "polar")],
+        rate=0.1,
+        decay=0.95,
+    ),
+    OptimizerCase(
+        "muon-projected",
+        StiefelMuon,
+        {"momentum": 0.5, "direction": "projected"},
+        RGD_MANIFOLDS[:1],
+        rate=0.1,
+        decay=0.95,
+    ),
+]
 OPTIMIZERS = [
     OptimizerCase("rgd", RGD, {}, MANIFOLDS),
     OptimizerCase("rgd-momentum", RGD, {"momentum": 0.9}, RGD_MANIFOLDS, rate=0.008),
@@ -241,6 +303,8 @@ OPTIMIZERS = [
         rate=0.4,
         decay=0.99,
     ),
+    *_NEAR,
+    *_MUON,
 ]
 
 

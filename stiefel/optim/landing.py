@@ -1,4 +1,4 @@
-"""The landing algorithm: descent and attraction to the manifold in one field, without retraction."""
+"""The landing algorithm: descent and attraction to the manifold in one field."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from stiefel.geometry.gram import gram
 from stiefel.optim.batches import Batch, Proposal, StateKind
 from stiefel.optim.near import (
     NearManifold,
-    ambient_momentum,
     check_momentum,
+    heavy_ball,
     plus_product,
     residual_of_gram,
+    tangent_part,
     twice_skew,
 )
 
@@ -103,8 +104,9 @@ class Landing(NearManifold):
     the gradient of the Euclidean metric, at the same rate as ``inner="euclidean"``. The metric
     and the retraction of the manifold are not used.
 
-    Momentum is that of torch's SGD, on ambient gradients: the relative gradient of the buffer is
-    taken at each point, so the bound of the safe step holds with momentum too.
+    Momentum is that of torch's SGD, of the tangent parts of the gradients (two more products);
+    the relative gradient of the buffer is taken at each point, so that the bound of the safe step
+    holds with momentum too.
 
     Parameters are on ``stiefel.Stiefel(tolerance=t)`` with t at least `radius`.
 
@@ -198,8 +200,8 @@ class Landing(NearManifold):
         X, group, state = batch.points, batch.group, {}
         G = batch.gradients
         if group["momentum"] != 0:
-            G, state["momentum_buffer"] = ambient_momentum(
-                G,
+            G, state["momentum_buffer"] = heavy_ball(
+                tangent_part(X, G),
                 batch.state.get("momentum_buffer"),
                 group["momentum"],
                 group["dampening"],

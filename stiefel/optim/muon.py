@@ -12,7 +12,7 @@ from stiefel.geometry import projection_transport
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal, StateKind
-from stiefel.optim.near import ambient_momentum, check_momentum
+from stiefel.optim.near import check_momentum, heavy_ball
 from stiefel.optim.steepest import projected_direction, steepest_direction, tangent_part
 
 __all__ = ["StiefelMuon"]
@@ -139,7 +139,7 @@ class StiefelMuon(RiemannianOptimizer):
         if group["momentum"] != 0:
             old = batch.state.get("momentum_buffer")
             options = (group["momentum"], group["dampening"], group["nesterov"])
-            u, buffer = ambient_momentum(u, old, *options)
+            u, buffer = heavy_ball(u, old, *options)
         if group["direction"] == "projected":
             A = projected_direction(X, u)
         else:

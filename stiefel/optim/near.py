@@ -17,14 +17,16 @@ from stiefel.optim.groups import manifold_of
 
 __all__ = [
     "NearManifold",
-    "ambient_momentum",
     "check_momentum",
+    "heavy_ball",
     "largest_part",
     "plus_product",
     "residual_of_gram",
     "tangent_field",
+    "tangent_part",
     "twice_skew",
 ]
+
 
 def residual_of_gram(S: Tensor) -> tuple[Tensor, Tensor]:
     """``E = S - I`` in the place of S, and ``|E|_F`` of each matrix, shape ``(..., 1, 1)``."""
@@ -86,19 +88,26 @@ def tangent_field(X: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
     return plus_product(G @ S, X, P.mH, alpha=-1).div_(2), S
 
 
-def ambient_momentum(
+def tangent_part(X: Tensor, G: Tensor) -> Tensor:
+    """``G - X sym(X^H G)``, for X near the manifold: what a gradient says of tangent directions.
+
+    Averages of gradients are made of these. The rest of G is normal at its own X but not at later
+    points; in an average it would push along the path or against it, by as much as the loss falls
+    or rises off the manifold, which must not matter.
+    """
+    P = X.mH @ G
+    return plus_product(G, X, P.add_(P.mH.clone()), alpha=-0.5)
+
+
+def heavy_ball(
     G: Tensor, buffer: Tensor | None, momentum: float, dampening: float, nesterov: bool
 ) -> tuple[Tensor, Tensor]:
-    """Direction and buffer of torch's SGD, for ambient gradients.
+    """Direction and buffer of torch's SGD.
 
     ``b <- m b + (1 - d) G`` (``b = G`` at first); the direction is b, or ``G + m b`` with
-    Nesterov's momentum. Nothing is carried from point to point: the field at the next point
-    takes the tangent part of b there.
+    Nesterov's momentum.
     """
-    if buffer is None:
-        buffer = G
-    else:
-        buffer = (momentum * buffer).add_(G, alpha=1 - dampening)
+    buffer = G if buffer is None else (momentum * buffer).add_(G, alpha=1 - dampening)
     return (torch.add(G, buffer, alpha=momentum) if nesterov else buffer), buffer
 
 
@@ -148,12 +157,13 @@ class NearManifold(RiemannianOptimizer):
                 f"{manifold}"
             )
         bound = manifold.tolerance_for(leaf.dtype, *leaf.shape[-2:])
+        enough = f"{min(1.05 * reach, 0.99):.2g}"
         if bound < reach < float("inf"):
             raise ConfigurationError(
                 f"{name} keeps points near the manifold, not on it: expected a parameter on "
-                f"stiefel.Stiefel(tolerance={reach:.2g}) or more, got {self.describe(leaf)} on "
+                f"stiefel.Stiefel(tolerance={enough}) or more, got {self.describe(leaf)} on "
                 f"{manifold}, which allows {bound:.1e}. Make the weight with "
-                f"stiefel.orthogonal(module, via='riemannian', tolerance={reach:.2g}), or use RGD"
+                f"stiefel.orthogonal(module, via='riemannian', tolerance={enough}), or use RGD"
             )
 
 

@@ -13,11 +13,12 @@ from stiefel.geometry.gram import gram
 from stiefel.optim.batches import Batch, Proposal, StateKind
 from stiefel.optim.near import (
     NearManifold,
-    ambient_momentum,
     check_momentum,
+    heavy_ball,
     largest_part,
     plus_product,
     tangent_field,
+    tangent_part,
 )
 
 __all__ = ["POGO", "correction_bound", "normal_correction", "spectral_norm_bound"]
@@ -138,13 +139,14 @@ def scalar_adam(
 class POGO(NearManifold):
     r"""POGO: a tangent step in any base direction, then one correction in the normal direction.
 
-    A base optimizer makes a direction B of the ambient gradients (``base="sgd"``: with momentum as
-    torch's SGD; ``base="adam"``: Adam with one second moment for each matrix). Its tangent part
+    A base optimizer makes a direction B: ``base="sgd"``, the gradient, or with momentum as torch's
+    SGD; ``base="adam"``, Adam with one second moment for each matrix. (Their averages are of the
+    tangent parts of the gradients, which costs two more products.) Its relative gradient
     ``Phi = skew(B X^H) X`` gives ``M = X - eta Phi``, for which ``M^H M = X^H X +
     eta^2 Phi^H Phi`` exactly, and ``X <- M - M (M^H M - I)/2`` takes that back to second order: X
     is within ``3/4 |eta Phi|_2^4`` of orthonormal after each step, however many there are. `bound`
-    tells what that is for the largest step, and `feasibility` where the points are. One step takes five products of
-    2 n p^2 operations and two Gram matrices, three products and one Gram matrix for square
+    tells what that is for the largest step, and `feasibility` where the points are. One step takes
+    four products of 2 n p^2 operations and two Gram matrices, or three and one for square
     matrices. Source: Javaloy and Vergari, An embarrassingly simple way to optimize orthogonal
     matrices at scale, 2026 (proximal one-step geometric orthoptimizer), with lambda = 1/2.
 
@@ -262,13 +264,14 @@ class POGO(NearManifold):
 
     def _direction(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         G, group = batch.gradients, batch.group
+        if group["base"] == "sgd" and group["momentum"] == 0:
+            return G, {}
+        G = tangent_part(batch.points, G)
         if group["base"] == "adam":
             return scalar_adam(G, batch, group["betas"], group["eps"])
-        if group["momentum"] == 0:
-            return G, {}
         buffer = batch.state.get("momentum_buffer")
         options = (group["momentum"], group["dampening"], group["nesterov"])
-        direction, buffer = ambient_momentum(G, buffer, *options)
+        direction, buffer = heavy_ball(G, buffer, *options)
         return direction, {"momentum_buffer": buffer}
 
     def _propose(self, batch: Batch) -> Proposal:

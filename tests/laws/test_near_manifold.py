@@ -1,0 +1,57 @@
+"""Laws of the optimizers that keep points near the manifold: the bound they report holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import stiefel
+from stiefel import geometry
+from stiefel.optim.base import RiemannianOptimizer
+from stiefel.optim.near import NearManifold
+from tests.registry import OPTIMIZERS
+
+NEAR = [case for case in OPTIMIZERS if issubclass(case.kind, NearManifold) and not case.feasible]
+
+
+def test_there_are_some():
+    assert {case.kind.__name__ for case in NEAR} == {"Landing", "POGO"}
+    assert all(case.feasible or case in NEAR for case in OPTIMIZERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", NEAR, ids=lambda case: case.name)
+@pytest.mark.usefixtures("one_thread")
+def test_ten_thousand_noisy_steps_keep_the_reported_bound(case, device, monkeypatch):
+    """Gradients N(0, 1), lr 0.01 and 0.1, float32, and no point is mended."""
+    follow(case, 10_000, device, monkeypatch)
+
+
+@pytest.mark.parametrize("case", NEAR, ids=lambda case: case.name)
+@pytest.mark.usefixtures("one_thread")
+def test_two_hundred_noisy_steps_keep_the_reported_bound(case, device, monkeypatch):
+    follow(case, 200, device, monkeypatch)
+
+
+def follow(case, steps, device, monkeypatch):
+    def mend(*args):
+        raise AssertionError("a point had to be mended: the bound does not hold")
+
+    monkeypatch.setattr(RiemannianOptimizer, "_mend", mend)
+    value = geometry.haar(64, 16, (2,), dtype=torch.float32, device=device)
+    leaves = [stiefel.ManifoldParameter(X.clone(), case.manifolds[0]) for X in value]
+    groups = [{"params": [x], "lr": lr} for x, lr in zip(leaves, (0.01, 0.1), strict=True)]
+    optimizer = case.kind(groups, lr=0.01, **case.options)
+    worst = torch.zeros(2, device=device)
+    for step in range(steps):
+        for leaf, gradient in zip(leaves, torch.randn_like(value), strict=True):
+            leaf.grad = gradient
+        optimizer.step()
+        if step % 10 == 0:
+            X = torch.stack([leaf.detach() for leaf in leaves])
+            E = X.mH @ X - torch.eye(16, device=device)
+            worst = torch.maximum(worst, E.abs().amax((-2, -1)))
+    usual = stiefel.tolerance(torch.float32, 64, 16)
+    for measured, bound in zip(worst.tolist(), optimizer.bound(), strict=True):
+        assert measured < bound + usual
+        assert case.kind.__name__ == "POGO" or measured > bound / 100  # the bound says something
