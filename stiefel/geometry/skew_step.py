@@ -114,7 +114,7 @@ def bounded_cayley_step(
     B = add_product(Z, X, S, alpha=-1)
     C = B.mH @ B
     rho = sign * _bounded_rate((_square(A) + 2 * _trace(C)).sqrt(), r, lr, q, eps)
-    M = add_product(B, X, A)
+    M = B.baddbmm_(X, A) if B.ndim == 3 else B.addmm_(X, A)
     half = C * (rho / 2)
     K = inverse_of_one_minus((A - half) * (rho / 2), q)
     Y = add_product(X, add_product(M, X, half, alpha=-1), K * rho)
