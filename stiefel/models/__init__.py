@@ -2,6 +2,9 @@
 
 from stiefel.models.activations import NONLINEARITIES, ModReLU, activate, modrelu
 from stiefel.models.adapter import HouseholderAdapter
+from stiefel.models.conv_lstm import ConvLSTM, ConvLSTMLayer
+from stiefel.models.conv_neru import ConvNERU, ConvNERULayer
+from stiefel.models.convolution import SameConv2d, box_
 from stiefel.models.layer import RecurrentLayer
 from stiefel.models.layers import OrthogonalConv2d, OrthogonalLinear
 from stiefel.models.recurrent import OrthogonalRNN
@@ -10,14 +13,20 @@ from stiefel.models.sequence import SequenceModel
 
 __all__ = [
     "NONLINEARITIES",
+    "ConvLSTM",
+    "ConvLSTMLayer",
+    "ConvNERU",
+    "ConvNERULayer",
     "HouseholderAdapter",
     "ModReLU",
     "OrthogonalConv2d",
     "OrthogonalLinear",
     "OrthogonalRNN",
     "RecurrentLayer",
+    "SameConv2d",
     "SequenceModel",
     "activate",
+    "box_",
     "modrelu",
     "rollout",
 ]
