@@ -234,7 +234,7 @@ _NEAR = [
     ),
 ]
 _MUON = [
-    OptimizerCase("muon", StiefelMuon, {}, RGD_MANIFOLDS[:2], rate=0.1, decay=0.95),
+    OptimizerCase("muon", StiefelMuon, {}, RGD_MANIFOLDS[::3], rate=0.1, decay=0.95),
     OptimizerCase(
         "muon-nesterov",
         StiefelMuon,

@@ -70,8 +70,8 @@ class StiefelMuon(RiemannianOptimizer):
         >>> C = torch.diag(torch.arange(1.0, 7.0))
         >>> X = stiefel.ManifoldParameter(stiefel.geometry.haar(6, 2))
         >>> optimizer = stiefel.optim.StiefelMuon([X], lr=0.1)
-        >>> scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
-        >>> for _ in range(200):
+        >>> scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+        >>> for _ in range(300):
         ...     optimizer.zero_grad()
         ...     (X.mT @ C @ X).trace().backward()
         ...     optimizer.step()
