@@ -18,10 +18,11 @@ from stiefel.errors import ConfigurationError, NonFiniteError, OffManifoldError
 from stiefel.geometry import polar_factor
 from stiefel.manifolds import Manifold
 from stiefel.numerics import full_precision
-from stiefel.optim.batches import Batch, Joint, Proposal, StateKind, point_ndim, write
+from stiefel.optim.batches import Batch, Proposal, StateKind, by_pieces, point_ndim, write
 from stiefel.optim.checks import all_finite, non_finite_error, off_manifold
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS, untouched_where_non_finite
 from stiefel.optim.groups import GroupedLeaves, manifold_of
+from stiefel.optim.sorting import Facts, Part, sort
 
 __all__ = ["Plan", "RiemannianOptimizer"]
 
@@ -67,7 +68,10 @@ class RiemannianOptimizer(GroupedLeaves):
     """
 
     def _propose(self, batch: Batch) -> Proposal:
-        """Where a batch goes: a pure function of it."""
+        """Where a batch goes: a pure function of it, which treats every matrix by itself.
+
+        A large batch of small matrices may come in pieces.
+        """
         raise NotImplementedError
 
     # -- the step ---------------------------------------------------------------------------------
@@ -96,66 +100,71 @@ class RiemannianOptimizer(GroupedLeaves):
 
     @torch.no_grad()
     def gather(self) -> Plan:
-        """Joins the leaves that have gradients into batches; changes nothing."""
+        """Joins the leaves that have gradients into batches; changes nothing.
+
+        A plan holds until the next call: the memory of its batches is used again then.
+        """
         batches, euclidean = [], []
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             state_kinds = self._state_kinds(group)
+            gradients = [leaf.grad for leaf in group["params"]]
             known_by = next(iter(state_kinds), None)
-            alike: dict[Any, list[Tensor]] = {}
-            ordinary = []
-            for leaf in group["params"]:
-                known = self._manifolds.get(id(getattr(leaf, "manifold", None)))
-                manifold, ndim = (known or self._meet(leaf))[1:]
-                if leaf.grad is None:
-                    continue
-                if manifold is None:
-                    ordinary.append(leaf)
-                    continue
-                fresh = known_by is not None and known_by not in self.state.get(leaf, {})
-                sizes = leaf.shape
-                sizes = sizes if len(sizes) == ndim else sizes[len(sizes) - ndim :]
-                key = (id(manifold), sizes, leaf.dtype, leaf.device, fresh)
-                alike.setdefault(key, []).append(leaf)
-            for key, leaves in alike.items():
-                batches.append(self._batch(group, leaves, {} if key[-1] else state_kinds))
-            if ordinary:
-                euclidean.append((group, ordinary))
+            facts = Facts(group["params"], gradients, self.state, known_by)
+            sorting = self._sortings.get(number)
+            if sorting is None or not sorting.facts.same(facts):
+                sorting = sort(facts, self._meet)
+                self._sortings[number] = sorting
+            for part in sorting.parts:
+                kinds = {} if part.fresh else state_kinds
+                batches.append(self._batch(group, part, gradients, kinds))
+            if sorting.ordinary:
+                euclidean.append((group, list(sorting.ordinary)))
         return Plan(batches, euclidean)
 
-    def _meet(self, leaf: Tensor) -> tuple[Manifold | None, Manifold | None, int]:
+    def _meet(self, leaf: Tensor) -> tuple[Manifold | None, int]:
         """The manifold of a leaf, one object for all equal ones, and the dimensions of a point."""
         manifold = manifold_of(leaf)
         if manifold is None:
             self._check_ordinary(leaf)
-            return None, None, 0
-        same = next((m for _, m, _ in self._manifolds.values() if m == manifold), manifold)
-        entry = (manifold, same, point_ndim(manifold))
-        self._manifolds[id(manifold)] = entry  # holding the manifold keeps its id its own
-        return entry
+            return None, 0
+        known = self._manifolds.get(id(manifold))
+        if known is None:
+            same = next((m for _, m, _ in self._manifolds.values() if m == manifold), manifold)
+            known = (manifold, same, point_ndim(manifold))
+            self._manifolds[id(manifold)] = known  # holding the manifold keeps its id its own
+        return known[1:]
 
     def _batch(
-        self, group: dict[str, Any], leaves: list[Tensor], kinds: Mapping[str, StateKind]
+        self,
+        group: dict[str, Any],
+        part: Part,
+        all_gradients: list[Tensor | None],
+        kinds: Mapping[str, StateKind],
     ) -> Batch:
-        manifold = self._manifolds[id(getattr(leaves[0], "manifold", None))][1]
-        self._check_manifold_leaf(leaves[0], manifold, group)
-        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
-        for leaf, gradient in zip(leaves, gradients, strict=True):
-            if gradient.layout is not torch.strided:
-                raise ConfigurationError(
-                    f"expected a dense gradient, got one of layout {gradient.layout} for "
-                    f"{self.describe(leaf)}: a sparse gradient has no meaning on a manifold. Use "
-                    "sparse=False in the layer that produces it"
-                )
-        joint = Joint(leaves, point_ndim(manifold))
+        leaves, joint = part.leaves, part.joint
+        self._check_manifold_leaf(leaves[0], part.manifold, group)
+        gradients = [g for g in map(all_gradients.__getitem__, part.places) if g is not None]
+        if any(gradient.layout is not torch.strided for gradient in gradients):
+            leaf, gradient = next(
+                pair
+                for pair in zip(leaves, gradients, strict=True)
+                if pair[1].layout is not torch.strided
+            )
+            raise ConfigurationError(
+                f"expected a dense gradient, got one of layout {gradient.layout} for "
+                f"{self.describe(leaf)}: a sparse gradient has no meaning on a manifold. Use "
+                "sparse=False in the layer that produces it"
+            )
+        states = [self.state[leaf] for leaf in leaves] if kinds else []
         return Batch(
-            manifold=manifold,
+            manifold=part.manifold,
             group=group,
             leaves=leaves,
             joint=joint,
-            points=joint.join(leaves),
-            gradients=joint.join(gradients),
+            points=joint.join(leaves, slot="points"),
+            gradients=joint.join(gradients, slot="gradients"),
             state={
-                name: joint.join([self.state[leaf][name] for leaf in leaves], kind)
+                name: joint.join([state[name] for state in states], kind)
                 for name, kind in kinds.items()
             },
         )
@@ -165,9 +174,30 @@ class RiemannianOptimizer(GroupedLeaves):
         """Computes where every batch goes; changes nothing."""
         with full_precision():
             if self.skip_nonfinite:
-                return [self._propose_where_finite(batch) for batch in plan.batches]
-            proposals = [self._propose(batch) for batch in plan.batches]
-            return self._on_manifold(plan.batches, proposals)
+                return [self._go(batch, self._propose_where_finite)[0] for batch in plan.batches]
+            gone = [self._go(batch, self._propose) for batch in plan.batches]
+            proposals, lost = [go[0] for go in gone], [go[1] for go in gone]
+            return self._on_manifold(plan.batches, proposals, lost)
+
+    def _go(
+        self, batch: Batch, propose: Callable[[Batch], Proposal]
+    ) -> tuple[Proposal, Tensor | None]:
+        """Where a batch goes, in pieces if it is large, and which new points are off."""
+        masks = []
+
+        def watched(piece: Batch) -> Proposal:
+            proposal = propose(piece)
+            if not self.skip_nonfinite:
+                masks.append(off_manifold(piece.manifold, proposal.points))
+            return proposal
+
+        cuts = batch.cuts(whole_leaves=self.skip_nonfinite)
+        if not cuts:
+            proposal = watched(batch)
+            return proposal, masks[0] if masks else None
+        proposal = by_pieces(batch, cuts, watched)
+        known = [mask for mask in masks if mask is not None]
+        return proposal, torch.cat(known) if known else None
 
     def _propose_where_finite(self, batch: Batch) -> Proposal:
         good = batch.joint.each(torch.isfinite(batch.gradients))
@@ -181,9 +211,16 @@ class RiemannianOptimizer(GroupedLeaves):
         }
         return Proposal(torch.where(good, proposal.points, batch.points), state)
 
-    def _on_manifold(self, batches: list[Batch], proposals: list[Proposal]) -> list[Proposal]:
-        """Mends the points that floating point has lost; one flag is read in the usual case."""
-        lost = [off_manifold(x.manifold, y.points) for x, y in zip(batches, proposals, strict=True)]
+    def _on_manifold(
+        self, batches: list[Batch], proposals: list[Proposal], lost: list[Tensor | None]
+    ) -> list[Proposal]:
+        """Mends the points that floating point has lost; one flag is read in the usual case.
+
+        Args:
+            batches: The batches.
+            proposals: Where they go.
+            lost: Masks of the points that are off their manifold; None where that is not known.
+        """
         flags = [mask.any() for mask in lost if mask is not None]
         by_device = {flag.device: [f for f in flags if f.device == flag.device] for flag in flags}
         if not any(bool(torch.stack(some).any()) for some in by_device.values()):

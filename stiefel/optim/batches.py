@@ -1,22 +1,29 @@
 """Leaves of one manifold, size, dtype and device, joined into one batch.
 
 A thousand matrices of 32 x 16 are stepped by a handful of batched calls, not by a thousand steps.
+On the CPU that is done in pieces that stay in the cache, and joined tensors are copied into memory
+that is kept from step to step: new memory costs more than the arithmetic of small matrices.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from stiefel.manifolds import Manifold
+from stiefel.manifolds import Manifold, Stiefel
 from stiefel.numerics import double_dtype, real_dtype
 
-__all__ = ["Batch", "Joint", "Proposal", "StateKind", "point_ndim", "write"]
+__all__ = ["Batch", "Joint", "Proposal", "StateKind", "by_pieces", "point_ndim", "write"]
 
+#: Bytes of the points of one piece, on the CPU: its temporaries stay in the cache, and their memory
+#: is not returned to the system and asked for again.
+_PIECE = 2**19
+#: Bytes of a joined tensor up to which its memory is kept from step to step, on the CPU.
+_KEPT = 2**25
 #: What one state of a leaf is: a tensor like the leaf, a number a matrix, or a number a leaf.
 StateKind = Literal["point", "matrix", "leaf"]
 
@@ -30,7 +37,8 @@ class Joint:
     """How tensors whose last `ndim` dimensions agree are joined along their leading dimensions.
 
     A single tensor is taken as it is, tensors of one shape are stacked, others are concatenated
-    as ``(k, *sizes)``.
+    as ``(k, *sizes)``. Stacks on the CPU of at most 32 MB that are given a slot keep their memory:
+    what was joined in a slot before is overwritten.
 
     Args:
         like: One or more tensors ``(..., *sizes)``.
@@ -38,9 +46,44 @@ class Joint:
     """
 
     def __init__(self, like: Sequence[Tensor], ndim: int) -> None:
-        self.shapes = [tensor.shape for tensor in like]
+        self._join_shapes([tensor.shape for tensor in like], ndim)
+
+    def _join_shapes(self, shapes: list[torch.Size], ndim: int) -> Joint:
+        self.shapes = shapes
         self.ndim = ndim
-        self.uniform = len(set(self.shapes)) == 1
+        self.uniform = len(set(shapes)) == 1
+        self._rooms: dict[str, tuple[Tensor, list[Tensor]]] = {}
+        return self
+
+    def piece(self, start: int, stop: int) -> Joint:
+        """The joint of a slice of what is joined uniformly, along the first dimension."""
+        if len(self.shapes) > 1:
+            shapes = self.shapes[start:stop]
+        else:
+            shapes = [torch.Size((stop - start, *self.shapes[0][1:]))]
+        return Joint.__new__(Joint)._join_shapes(shapes, self.ndim)
+
+    def room(self, slot: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Memory for something joined, the same at each call where it is kept; not initialised.
+
+        Args:
+            slot: What it is for.
+            shape: Its shape; the first dimension counts what is joined.
+            like: Gives dtype and device.
+        """
+        kept = self._rooms.get(slot)
+        if kept is not None and kept[0].shape == shape and kept[0].dtype == like.dtype:
+            return kept[0]
+        room = torch.empty(shape, dtype=like.dtype, device=like.device)
+        self._keep(slot, room)
+        return room
+
+    def _keep(self, slot: str, room: Tensor) -> None:
+        size = room.numel() * room.element_size()
+        plain = type(room) is Tensor and not room.is_inference()
+        if self.uniform and room.device.type == "cpu" and size <= _KEPT and plain:
+            parts = room.unbind(0) if len(self.shapes) > 1 else [room]
+            self._rooms[slot] = (room, list(parts))
 
     def _leading(self, shape: torch.Size) -> torch.Size:
         return shape[: len(shape) - self.ndim]
@@ -48,19 +91,30 @@ class Joint:
     def _ones(self, shape: torch.Size) -> tuple[int, ...]:
         return (*self._leading(shape), *(1,) * self.ndim)
 
-    def join(self, tensors: Sequence[Tensor], kind: StateKind = "point") -> Tensor:
+    def join(
+        self, tensors: Sequence[Tensor], kind: StateKind = "point", slot: str | None = None
+    ) -> Tensor:
         """Joins one tensor for each leaf; a single one is not copied.
 
         Args:
             tensors: What there is of each leaf.
             kind: What that is. ``"leaf"``: numbers, joined so that they broadcast.
+            slot: Where to keep the memory of a stack; the tensors then always have the shapes and
+                the dtype of the first time.
         """
         if kind == "leaf":
             return self._join_numbers(tensors)
         if len(tensors) == 1:
             return tensors[0].detach()
         if self.uniform:
-            return torch.stack(list(tensors))
+            if slot is not None and slot in self._rooms:
+                room = self._rooms[slot][0]
+                torch.cat([*tensors], out=room.flatten(0, 1))
+                return room
+            joined = torch.stack(list(tensors))
+            if slot is not None and joined.ndim > 1:
+                self._keep(slot, joined)
+            return joined
         sizes = tensors[0].shape[len(self.shapes[0]) - self.ndim :]
         return torch.cat([tensor.reshape(-1, *sizes) for tensor in tensors])
 
@@ -77,8 +131,14 @@ class Joint:
 
     def separate(self, joined: Tensor, kind: StateKind = "point") -> Sequence[Tensor]:
         """Views of a joined tensor, one for each of the leaves that were joined."""
+        if self.uniform and kind != "leaf":
+            for room, parts in self._rooms.values():
+                if room is joined:
+                    return parts
         if len(self.shapes) == 1:
             parts: Sequence[Tensor] = [joined]
+        elif self.uniform and kind == "leaf" and joined.numel():
+            return joined.flatten(1)[:, 0].unbind(0)
         elif self.uniform:
             parts = joined.unbind(0)
         else:
@@ -162,6 +222,42 @@ class Batch:
         """A state of zeros, joined."""
         return self.joint.zeros(self.points, kind)
 
+    def cuts(self, *, whole_leaves: bool) -> list[tuple[int, int]]:
+        """Where the first dimension may be cut into pieces that stay in the cache.
+
+        Matrices of `stiefel.Stiefel` on the CPU, many and small, are cut; others are not.
+
+        Args:
+            whole_leaves: Whether one leaf must stay in one piece.
+
+        Returns:
+            Slices of the first dimension; none where the batch is best taken as a whole.
+        """
+        X, joint = self.points, self.joint
+        if not (joint.uniform and X.ndim > joint.ndim and X.device.type == "cpu"):
+            return []
+        if not isinstance(self.manifold, Stiefel) or (whole_leaves and len(joint.shapes) == 1):
+            return []
+        count, size = len(X), X.numel() * X.element_size()
+        if size <= 2 * _PIECE or 8 * size > _PIECE * count:
+            return []
+        step = max(1, count * _PIECE // size)
+        return [(k, min(k + step, count)) for k in range(0, count, step)]
+
+    def piece(self, start: int, stop: int) -> Batch:
+        """A slice of the batch along the first dimension; the leaves are all still named."""
+
+        def cut(value: Tensor) -> Tensor:  # a number of a single leaf belongs to every piece
+            return value[start:stop] if len(value) == len(self.points) else value
+
+        return dataclasses.replace(
+            self,
+            joint=self.joint.piece(start, stop),
+            points=self.points[start:stop],
+            gradients=self.gradients[start:stop],
+            state={name: cut(value) for name, value in self.state.items()},
+        )
+
     def choose(self, which: Tensor) -> Batch:
         """The points selected by a mask over the leading dimensions, in double precision."""
 
@@ -185,3 +281,32 @@ class Proposal:
 
     points: Tensor
     state: Mapping[str, Tensor]
+
+
+def by_pieces(
+    batch: Batch, cuts: Sequence[tuple[int, int]], propose: Callable[[Batch], Proposal]
+) -> Proposal:
+    """Applies `propose` to pieces of a batch, one after the other.
+
+    Args:
+        batch: The batch.
+        cuts: From `Batch.cuts`.
+        propose: Treats every matrix by itself; what it gives as a number of a leaf depends on
+            such numbers alone.
+
+    Returns:
+        What `propose` would have given for the batch, up to rounding.
+    """
+    joint, points, state = batch.joint, batch.points, {}
+    new = joint.room("new", points.shape, points)
+    for start, stop in cuts:
+        proposal = propose(batch.piece(start, stop))
+        new[start:stop] = proposal.points
+        for name, value in proposal.state.items():
+            if len(joint.shapes) == 1 and len(value) == 1:
+                state[name] = value
+                continue
+            if start == 0:
+                state[name] = joint.room(f"new {name}", (len(points), *value.shape[1:]), value)
+            state[name][start:stop] = value
+    return Proposal(new, state)

@@ -15,6 +15,7 @@ from stiefel.numerics import compute_dtype
 from stiefel.optim.batches import StateKind
 from stiefel.optim.checks import lost_manifold_error, place_in_groups
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS
+from stiefel.optim.sorting import Sorting
 
 __all__ = ["GroupedLeaves", "manifold_of"]
 
@@ -60,6 +61,7 @@ class GroupedLeaves(torch.optim.Optimizer):
         self.skip_nonfinite = skip_nonfinite
         self._manifold_leaves: set[int] = set()
         self._manifolds: dict[int, tuple[Manifold, Manifold, int]] = {}
+        self._sortings: dict[int, Sorting] = {}
         if not isinstance(params, Tensor):
             params = list(params)
             if not params:
@@ -167,6 +169,7 @@ class GroupedLeaves(torch.optim.Optimizer):
                 self.state.pop(leaf, None)
             group["params"] = [x for x in group["params"] if id(x) not in gone]
         self._manifold_leaves -= gone
+        self._sortings.clear()  # it holds them
 
     # -- pickling ---------------------------------------------------------------------------------
     def __getstate__(self) -> dict[str, Any]:
@@ -178,6 +181,7 @@ class GroupedLeaves(torch.optim.Optimizer):
         """Restores, and notes the manifold leaves of a copy."""
         super().__setstate__(state)
         self._manifolds = {}
+        self._sortings = {}
         if "_manifold_leaves" not in self.__dict__:
             self._manifold_leaves = set()
             self._remember(x for group in self.param_groups for x in group["params"])
