@@ -138,7 +138,7 @@ class Joint:
         if len(self.shapes) == 1:
             parts: Sequence[Tensor] = [joined]
         elif self.uniform and kind == "leaf" and joined.numel():
-            return joined.flatten(1)[:, 0].unbind(0)
+            return joined.reshape(len(self.shapes), -1)[:, 0].unbind(0)
         elif self.uniform:
             parts = joined.unbind(0)
         else:
