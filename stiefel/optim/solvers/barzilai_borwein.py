@@ -10,7 +10,7 @@ from stiefel.optim.solvers.line_search import armijo
 from stiefel.optim.solvers.problem import Evaluation, Problem
 from stiefel.optim.solvers.result import Run
 
-__all__ = ["at_rounding", "barzilai_borwein", "first_step"]
+__all__ = ["barzilai_borwein", "first_step"]
 
 _STEPS = ("adaptive", "alternating", "long", "short")
 
@@ -23,8 +23,8 @@ def barzilai_borwein(
     step: str = "adaptive",
     memory: float = 0.85,
     decrease: float = 1e-4,
-    ratio: float = 0.8,
-    window: int = 9,
+    ratio: float = 0.2,
+    window: int = 3,
 ) -> None:
     r"""Riemannian Barzilai-Borwein gradient descent, ``X <- R_X(-t grad f(X))``.
 
@@ -58,12 +58,16 @@ def barzilai_borwein(
         slack = problem.slack(mean)
         new = armijo(path, -e.squared, t, slack=slack, reference=mean, decrease=decrease)
         if new is None:
-            run.fail(e, "no step along the gradient decreases f", at_rounding(problem, e))
-            return
-        long, short = _steps(problem, e, new)
-        shorts.append(short)
+            if run.stuck(e):
+                return
+            continue
+        long, short, convex = _steps(problem, e, new)
         if step == "adaptive":
-            t = min(shorts) if short < ratio * long else long
+            if convex:
+                shorts.append(short)
+            else:
+                shorts.clear()
+            t = min(shorts) if convex and short < ratio * long else long
         elif step == "alternating":
             t = short if run.nit % 2 else long
         else:
@@ -81,17 +85,11 @@ def first_step(e: Evaluation) -> float:
     return 0.1 * (size if size > 0 else 1.0) / e.norm if e.norm > 0 else 1.0
 
 
-def _steps(problem: Problem, e: Evaluation, new: Evaluation) -> tuple[float, float]:
-    """The long and the short step; NaN where the gradient has not changed."""
+def _steps(problem: Problem, e: Evaluation, new: Evaluation) -> tuple[float, float, bool]:
+    """The long and the short step, NaN where the gradient has not changed, and if <s, y> > 0."""
     direction = tuple(-g for g in e.gradient)
     s, y = problem.difference(e, direction, new)
     ss, sy, yy = problem.inners(new.X, [(s, s), (s, y), (y, y)])
-    sy = abs(sy)
-    return (ss / sy if sy > 0 else math.nan), (sy / yy if yy > 0 else math.nan)
-
-
-def at_rounding(problem: Problem, e: Evaluation) -> bool:
-    """Whether f can no longer tell steps apart: its gradient is below sqrt(eps) of its scale."""
-    return e.norm <= math.sqrt(problem.eps) * max(e.scale, 1e-300) or e.squared <= problem.slack(
-        e.f
-    )
+    size = abs(sy)
+    long, short = (ss / size if size > 0 else math.nan), (size / yy if yy > 0 else math.nan)
+    return long, short, sy > 0

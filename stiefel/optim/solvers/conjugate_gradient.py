@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from stiefel.errors import ConfigurationError, unknown
-from stiefel.optim.solvers.barzilai_borwein import at_rounding, first_step
+from stiefel.optim.solvers.barzilai_borwein import first_step
 from stiefel.optim.solvers.line_search import strong_wolfe
 from stiefel.optim.solvers.problem import Evaluation, Problem, Tangent
 from stiefel.optim.solvers.result import Run
@@ -21,7 +23,7 @@ def conjugate_gradient(
     rule: str = "hybrid",
     curvature: float = 0.1,
     decrease: float = 1e-4,
-    restart: float = 0.1,
+    restart: float = math.inf,
 ) -> None:
     r"""Riemannian conjugate gradients, ``d <- -grad + beta T d``, with a strong Wolfe search.
 
@@ -30,7 +32,7 @@ def conjugate_gradient(
     min(HS, DY))`` (Dai and Yuan, Ann. Oper. Res. 103 (2001); on manifolds Sato, Riemannian
     Optimization and Its Applications, Springer 2021). HS and PR are cut at 0. T carries by
     projection. The method starts again along the gradient where d is hardly a descent direction
-    or where two gradients in a row are far from orthogonal (Powell's test).
+    and, if `restart` is finite, where two gradients in a row are far from orthogonal (Powell).
 
     Args:
         problem: The problem.
@@ -39,7 +41,7 @@ def conjugate_gradient(
         rule: ``"hybrid"``, ``"hestenes-stiefel"``, ``"polak-ribiere"`` or ``"dai-yuan"``.
         curvature: Fraction of the slope that a step may leave, in (decrease, 1).
         decrease: Fraction of the predicted decrease that is demanded.
-        restart: Starts again where ``|<grad', T grad>| >= restart <grad', grad'>``; infinity never.
+        restart: Starts again where ``|<grad', T grad>| >= restart <grad', grad'>``.
     """
     if rule not in _RULES:
         raise unknown("rule", rule, _RULES)
@@ -66,8 +68,9 @@ def conjugate_gradient(
             d, t = None, first_step(e)
             continue
         if new is None:
-            run.fail(e, "no step along the gradient decreases f", at_rounding(problem, e))
-            return
+            if run.stuck(e):
+                return
+            continue
         old_slope, step = slope, new.t
         d, slope = _direction(problem, e, d, new, slope, rule, restart)
         fresh = d is None

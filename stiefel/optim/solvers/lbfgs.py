@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, unknown
-from stiefel.optim.solvers.barzilai_borwein import at_rounding, first_step
+from stiefel.optim.solvers.barzilai_borwein import first_step
 from stiefel.optim.solvers.line_search import armijo, strong_wolfe
 from stiefel.optim.solvers.problem import Evaluation, Problem, Tangent
 from stiefel.optim.solvers.result import Run
@@ -21,11 +21,12 @@ _SEARCHES = ("wolfe", "armijo")
 
 @dataclass
 class _Pair:
-    """A change of the point, the change of the gradient, and 1/<s, y>."""
+    """Changes of point and gradient, ``rho = 1/<s, y>`` and ``gamma = <s, y>/<y, y>``."""
 
     s: Tangent
     y: Tangent
     rho: float
+    gamma: float
 
 
 def lbfgs(
@@ -33,7 +34,7 @@ def lbfgs(
     start: Evaluation,
     run: Run,
     *,
-    memory: int = 10,
+    memory: int = 5,
     line_search: str = "wolfe",
     decrease: float = 1e-4,
     curvature: float = 0.9,
@@ -84,8 +85,9 @@ def lbfgs(
             t = first_step(e)
             continue
         if new is None:
-            run.fail(e, "no step along the gradient decreases f", at_rounding(problem, e))
-            return
+            if run.stuck(e):
+                return
+            continue
         _update(problem, e, d, new, pairs, caution)
         t = 1.0 if pairs else new.t
         e = new
@@ -103,8 +105,7 @@ def _direction(problem: Problem, e: Evaluation, pairs: deque[_Pair]) -> tuple[Ta
             a = pair.rho * problem.dot(e.X, pair.s, q)
             factors.append(a)
             q = problem.combine(1.0, q, -a, pair.y)
-        last = pairs[-1]
-        q = problem.combine(1.0 / (last.rho * problem.inner(e.X, last.y, last.y)), q)
+        q = problem.combine(pairs[-1].gamma, q)
         for pair, a in zip(pairs, reversed(factors), strict=True):
             b = pair.rho * problem.dot(e.X, pair.y, q)
             q = problem.combine(1.0, q, a - b, pair.s)
@@ -133,4 +134,4 @@ def _update(
     s, y = problem.difference(e, d, new)
     ss, sy, yy = problem.inners(new.X, [(s, s), (s, y), (y, y)])
     if sy > caution * math.sqrt(max(ss * yy, 0.0)):
-        pairs.append(_Pair(s, y, 1.0 / sy))
+        pairs.append(_Pair(s, y, 1.0 / sy, sy / yy))

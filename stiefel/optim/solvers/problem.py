@@ -132,6 +132,7 @@ class Problem:
         nfev: How often f has been called.
         ngev: How often its gradient has been computed.
         embedded: Whether every metric is that of the surrounding space.
+        noise: What is known of the rounding errors of f, beyond a few units of its last place.
         eps: The rounding unit of the coarsest dtype, set by the first evaluation.
     """
 
@@ -145,6 +146,7 @@ class Problem:
         self.components = tuple(components)
         self.embedded = all(component.embedded for component in components)
         self.nfev = self.ngev = 0
+        self.noise = 0.0
         self.eps = 0.0
 
     # -- f --------------------------------------------------------------------------------------
@@ -159,7 +161,17 @@ class Problem:
 
     def slack(self, f: float) -> float:
         """How much two values near f may differ by rounding alone."""
-        return 10 * self.eps * abs(f)
+        return max(10 * self.eps * abs(f), self.noise)
+
+    def at_rounding(self, e: Evaluation) -> bool:
+        """Whether f can no longer tell steps along the gradient apart."""
+        return e.norm <= math.sqrt(self.eps) * e.scale or e.squared <= self.slack(e.f)
+
+    def probe(self, e: Evaluation) -> float:
+        """The noise of f: how far it is from a line on a stretch too short for curvature."""
+        size = math.sqrt(sum(float(real_dot(x, x)) for x in e.X)) or 1.0
+        path, t = self.descent(e), self.eps**0.75 * size / max(e.norm, 1e-300)
+        return max(abs(path.at(k * t).f - e.f + k * t * e.squared) for k in (0.5, 1.0, 1.5, 2.0))
 
     def _open(self, X: Point) -> tuple[float, Callable[[], Point]]:
         """f at X, and a function that gives its ambient gradient."""
@@ -227,14 +239,15 @@ class Problem:
         return torch.stack([self.dot(X, u, v) for u, v in pairs]).tolist()
 
     def combine(
-        self, a: float | Tensor, u: Tangent, b: float | Tensor = 0.0, v: Tangent | None = None
+        self, a: float, u: Tangent, b: float | Tensor = 0.0, v: Tangent | None = None
     ) -> Tangent:
         """``a u + b v``."""
         if v is None:
             return tuple(a * part for part in u)
-        if isinstance(b, Tensor):
-            return tuple(a * x + b * y for x, y in zip(u, v, strict=True))
-        if isinstance(a, float | int) and a == 1:
+        if isinstance(b, Tensor):  # one pass, nothing read
+            pairs = zip(u, v, strict=True)
+            return tuple(torch.addcmul(a * x if a != 1 else x, b.to(x), y) for x, y in pairs)
+        if a == 1:
             return tuple(x.add(y, alpha=b) for x, y in zip(u, v, strict=True))
         return tuple((a * x).add_(y, alpha=b) for x, y in zip(u, v, strict=True))
 

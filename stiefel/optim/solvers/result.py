@@ -25,7 +25,7 @@ class Status(IntEnum):
     CONVERGED = 0
     MAX_ITERATIONS = 1
     MAX_SECONDS = 2
-    ROUNDING = 3
+    STAGNATION = 3
     CALLBACK = 4
     LINE_SEARCH = 5
     NONFINITE = 6
@@ -43,7 +43,7 @@ class MinimizeResult(OptimizeResult):
         nfev: Evaluations of f.
         ngev: Evaluations of its gradient.
         success: Whether `grad_norm` came below the tolerance.
-        status: 0 converged, 1 iterations used up, 2 time used up, 3 rounding level reached, 4
+        status: 0 converged, 1 iterations used up, 2 time used up, 3 stagnation, 4
             stopped by the callback, 5 no step of the line search decreases f, 6 the gradient is
             not finite.
         message: The same in words.
@@ -68,8 +68,9 @@ class Limits:
 class Run:
     """The bookkeeping of one run: history, best point, and when to stop.
 
-    A solver calls `stop` with every new iterate, the start first, until it says True, and `fail`
-    when it finds no step. Both leave `status` and `message`.
+    A solver calls `stop` with every new iterate, the start first, until it says True. When it finds
+    no step it calls `retry` to try another direction from the same iterate, or `stuck` when the
+    direction was the gradient. The end leaves `status` and `message`.
     """
 
     def __init__(self, problem: Problem, limits: Limits, wrap: Callable[[Any], Any]) -> None:
@@ -118,7 +119,7 @@ class Run:
         if self._told_to_stop(e):
             return self._end(Status.CALLBACK, "stopped by the callback")
         if self._since >= _PATIENCE:
-            return self.fail(e, f"neither f nor its gradient got smaller in {_PATIENCE} iterations")
+            return self._stagnate(e)
         if self.nit >= self.limits.max_iterations:
             return self._end(
                 Status.MAX_ITERATIONS, f"max_iterations = {self.nit} used up; {self._reached(e)}"
@@ -134,15 +135,30 @@ class Run:
         """Announces that the same iterate comes again, with another direction."""
         self._again = True
 
-    def fail(self, e: Evaluation, reason: str, at_rounding: bool = True) -> bool:
-        """Ends a run that can go no further; always True."""
-        status = Status.ROUNDING if at_rounding else Status.LINE_SEARCH
-        hint = (
-            "what is left is at the rounding level of f"
-            if at_rounding
-            else "is the gradient that of f, and f smooth here?"
+    def stuck(self, e: Evaluation) -> bool:
+        """To call when no step along the gradient is accepted; says whether the run has ended.
+
+        It goes on when f turns out to be noisier than was assumed: then `Problem.slack` has grown.
+        """
+        noise = 4 * self.problem.probe(e)
+        if self.problem.slack(e.f) < noise <= self.problem.eps**0.5 * max(abs(e.f), 1e-300):
+            self.problem.noise, self._again = noise, True
+            return False
+        if self.problem.at_rounding(e):
+            return self._stagnate(e)
+        return self._end(
+            Status.LINE_SEARCH,
+            "no step along the gradient decreases f: is the gradient that of f, and f smooth "
+            f"here? {self._reached(e)}",
         )
-        return self._end(status, f"{reason}: {hint}; {self._reached(e)}")
+
+    def _stagnate(self, e: Evaluation) -> bool:
+        why = (
+            "what is left is at the rounding level of f"
+            if self.problem.at_rounding(e)
+            else f"f and its gradient have not become smaller in {_PATIENCE} iterations"
+        )
+        return self._end(Status.STAGNATION, f"stagnation: {why}; {self._reached(e)}")
 
     def _reached(self, e: Evaluation) -> str:
         return f"the gradient norm is {e.norm:.2e}, the tolerance {self.threshold:.2e}"
