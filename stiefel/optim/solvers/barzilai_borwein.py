@@ -48,15 +48,21 @@ def barzilai_borwein(
     """
     if step not in _STEPS:
         raise unknown("step", step, _STEPS)
+    if window < 1:
+        raise ConfigurationError(f"expected window >= 1, got {window}")
     if not 0 <= memory < 1:
         raise ConfigurationError(f"expected 0 <= memory < 1, got {memory}")
     e, mean, weight = start, start.f, 1.0
     shorts: deque[float] = deque(maxlen=window)
-    t = first_step(e)
+    t, good = first_step(e), 0.0
     while not run.stop(e):
         path = problem.descent(e)
         slack = problem.slack(mean)
         new = armijo(path, -e.squared, t, slack=slack, reference=mean, decrease=decrease)
+        if new is None and t > good > 0:  # a wild step; the last one that was taken is not
+            t, good = good, 0.0
+            run.retry()
+            continue
         if new is None:
             if run.stuck(e):
                 return
@@ -72,8 +78,9 @@ def barzilai_borwein(
             t = short if run.nit % 2 else long
         else:
             t = long if step == "long" else short
+        good = new.t
         if not (math.isfinite(t) and t > 0):
-            t = new.t
+            t = good
         weight, old = memory * weight + 1, memory * weight
         mean = (old * mean + new.f) / weight
         e = new

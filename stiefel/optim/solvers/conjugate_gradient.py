@@ -51,7 +51,7 @@ def conjugate_gradient(
             f"{curvature}"
         )
     e, d, slope, fresh = start, None, 0.0, True
-    t = first_step(e)
+    t = plain = first_step(e)
     while not run.stop(e):
         if d is None:
             d, slope, fresh = problem.combine(-1.0, e.gradient), -e.squared, True
@@ -65,13 +65,14 @@ def conjugate_gradient(
         )
         if new is None and not fresh:
             run.retry()
-            d, t = None, first_step(e)
+            d, t = None, plain
             continue
         if new is None:
             if run.stuck(e):
                 return
             continue
         old_slope, step = slope, new.t
+        plain = step * math.sqrt(problem.inner(e.X, d, d)) / max(new.norm, 1e-300)
         d, slope = _direction(problem, e, d, new, slope, rule, restart)
         fresh = d is None
         t = step * old_slope / (slope if d is not None else -new.squared)

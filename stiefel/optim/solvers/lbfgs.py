@@ -71,9 +71,9 @@ def lbfgs(
     e, t = start, first_step(start)
     pairs: deque[_Pair] = deque(maxlen=memory)
     while not run.stop(e):
+        plain = pairs[-1].gamma if pairs else t
         d, slope = _direction(problem, e, pairs)
-        if not pairs:
-            t = first_step(e) if e is start else t
+        t = t if pairs else plain
         path, slack = problem.curve(e, d), problem.slack(e.f)
         if line_search == "armijo":
             new = armijo(path, slope, t, slack=slack, decrease=decrease)
@@ -82,7 +82,7 @@ def lbfgs(
         if new is None and pairs:
             run.retry()
             pairs.clear()
-            t = first_step(e)
+            t = plain
             continue
         if new is None:
             if run.stuck(e):

@@ -9,6 +9,10 @@ from stiefel.optim.solvers.problem import Evaluation, Path
 
 __all__ = ["Trial", "armijo", "strong_wolfe"]
 
+#: A search that begins with a predicted decrease of so many slacks, and is refused down to one
+#: slack, has failed: what f says there is rounding, and would accept anything.
+_CLEAR = 1e3
+
 
 @dataclass
 class Trial:
@@ -49,7 +53,10 @@ def armijo(
     """
     f0 = path.start.f
     reference = f0 if reference is None else max(reference, f0)
+    drowned = slack / -slope if -slope * t > _CLEAR * slack else 0.0
     for _ in range(max_trials):
+        if t <= drowned:
+            return None
         e = path.at(t)
         if math.isfinite(e.f) and e.f <= reference + decrease * t * slope + slack and e.finite:
             return e
@@ -110,11 +117,14 @@ class _Wolfe:
     ) -> None:
         self.path, self.slope0, self.slack = path, slope, slack
         self.decrease, self.curvature, self.left = decrease, curvature, max_trials
+        self.drowned = 0.0
         self.start = Trial(0.0, path.start.f, slope, path.start)
 
     def run(self, t: float) -> Evaluation | None:
         """Bracketing: moves out until an interval holds an acceptable point."""
         low, most = self.start, math.inf
+        if -self.slope0 * t > _CLEAR * self.slack:
+            self.drowned = self.slack / -self.slope0
         while self.left > 0:
             trial = self.trial(t)
             if trial is None:  # not finite: come back
@@ -171,6 +181,8 @@ class _Wolfe:
             margin = 0.1 * width
             least, most = sorted((low.t + margin, high.t - margin))
             t = min(max(t, least), most)
+            if t <= self.drowned:
+                break
             trial = self.trial(t)
             slope = None
             if trial is not None and not self.too_high(trial, low):
