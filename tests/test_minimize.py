@@ -16,6 +16,8 @@ from stiefel.optim import MinimizeResult, minimize
 from stiefel.optim.solvers import SOLVERS
 
 METHODS = sorted(SOLVERS)
+#: geoopt's manifolds have no Hessian of their own; differences of gradients need none.
+FOREIGN = {"trust-region": {"hessian": "differences"}}
 D = torch.float64
 
 
@@ -139,7 +141,9 @@ def test_a_product_of_different_manifolds(method):
 def test_manifolds_of_geoopt(method):
     A = torch.diag(torch.linspace(1, 2, 6, dtype=D))
     x0 = geometry.haar(6, 1, dtype=D)[:, 0]
-    result = minimize(lambda x: x @ A @ x, x0, manifold=geoopt.Sphere(), method=method)
+    result = minimize(
+        lambda x: x @ A @ x, x0, manifold=geoopt.Sphere(), method=method, **FOREIGN.get(method, {})
+    )
     assert result.success, result.message
     assert abs(gap(result, 1.0)) < 1e-10
     assert result.feasibility < 1e-14
@@ -172,7 +176,8 @@ def test_the_result(method):
     assert X0.grad is None
     history = result.history
     assert {len(values) for values in history.values()} == {result.nit + 1}
-    assert result.nfev >= result.ngev > result.nit
+    assert result.nfev > result.nit
+    assert result.ngev > 0
     assert history["fun"][0] == f(before).item()
     assert history["seconds"] == sorted(history["seconds"])
     assert history["fun"][-1] == pytest.approx(result.fun, rel=1e-14)
@@ -311,5 +316,6 @@ def test_a_wrong_gradient_is_not_a_success(method):
     f = lambda X: ((X * (A @ X)).sum(), -2 * A @ X)  # noqa: E731
     result = minimize(f, X0, method=method, gradient=True)
     assert not result.success
-    assert result.status == 5
+    assert result.status in (3, 5)
     assert "gradient" in result.message
+    assert "rounding" not in result.message

@@ -70,7 +70,7 @@ class Run:
 
     A solver calls `stop` with every new iterate, the start first, until it says True. When it finds
     no step it calls `retry` to try another direction from the same iterate, or `stuck` when the
-    direction was the gradient. The end leaves `status` and `message`.
+    direction was the gradient, or `fail` to end. The end leaves `status` and `message`.
     """
 
     def __init__(self, problem: Problem, limits: Limits, wrap: Callable[[Any], Any]) -> None:
@@ -144,21 +144,21 @@ class Run:
         if self.problem.slack(e.f) < noise <= self.problem.eps**0.5 * max(abs(e.f), 1e-300):
             self.problem.noise, self._again = noise, True
             return False
-        if self.problem.at_rounding(e):
-            return self._stagnate(e)
-        return self._end(
-            Status.LINE_SEARCH,
-            "no step along the gradient decreases f: is the gradient that of f, and f smooth "
-            f"here? {self._reached(e)}",
-        )
+        return self.fail(e, "no step along the gradient decreases f", self.problem.at_rounding(e))
+
+    def fail(self, e: Evaluation, reason: str, at_rounding: bool = True) -> bool:
+        """Ends a run that can go no further, as stagnation or as a failed search; always True."""
+        if at_rounding:
+            status, why = Status.STAGNATION, "what is left is at the rounding level of f"
+        else:
+            status, why = Status.LINE_SEARCH, "is the gradient that of f, and f smooth here?"
+        return self._end(status, f"{reason}: {why}; {self._reached(e)}")
 
     def _stagnate(self, e: Evaluation) -> bool:
-        why = (
-            "what is left is at the rounding level of f"
-            if self.problem.at_rounding(e)
-            else f"f and its gradient have not become smaller in {_PATIENCE} iterations"
-        )
-        return self._end(Status.STAGNATION, f"stagnation: {why}; {self._reached(e)}")
+        reason = f"f and its gradient have not become smaller in {_PATIENCE} iterations"
+        if self.problem.at_rounding(e):
+            return self.fail(e, reason)
+        return self._end(Status.STAGNATION, f"{reason}; {self._reached(e)}")
 
     def _reached(self, e: Evaluation) -> str:
         return f"the gradient norm is {e.norm:.2e}, the tolerance {self.threshold:.2e}"
