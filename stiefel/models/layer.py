@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,11 +10,12 @@ from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError, RepresentationError
 from stiefel.init import Initializer, fill_
+from stiefel.models.counts import linear_parameters, weight_parameters
 from stiefel.models.rollout import rollout
 from stiefel.parameter import operator, orthogonal, release
 from stiefel.parametrizations import Parametrization
 
-__all__ = ["Initializer", "RecurrentLayer"]
+__all__ = ["Initializer", "RecurrentLayer", "start_weight"]
 
 
 class RecurrentLayer(nn.Module):
@@ -51,7 +53,14 @@ class RecurrentLayer(nn.Module):
             beta = nn.Parameter(torch.empty(hidden_size, **empty))
         self.register_parameter("beta", beta)
         self._start(input_init, generator)
-        _start_recurrent(self.recurrent, via, init, determinant, generator, options)
+        start_weight(
+            self.recurrent,
+            via,
+            init,
+            determinant=determinant,
+            generator=generator,
+            options=options,
+        )
 
     def _start(self, input_init: Initializer | None, generator: torch.Generator | None) -> None:
         """Input kernel Kaiming-normal (fan_in, relu), b = 0, beta ~ U(-0.01, 0.01)."""
@@ -63,6 +72,14 @@ class RecurrentLayer(nn.Module):
             nn.init.zeros_(self.input.bias)
         if self.beta is not None:
             nn.init.uniform_(self.beta, -0.01, 0.01, generator=generator)
+
+    def expected_parameters(self, effective: bool = False) -> int:
+        """Numbers of this layer; see `RecurrentNetwork.expected_parameters`."""
+        hidden, features = self.input.weight.shape
+        kernel = linear_parameters(features, hidden, self.input.bias is not None)
+        count = kernel * (2 if self.input.weight.is_complex() else 1)
+        count += hidden if self.beta is not None else 0
+        return count + weight_parameters(self.recurrent, effective=effective)
 
     def forward(
         self,
@@ -89,15 +106,32 @@ class RecurrentLayer(nn.Module):
         )
 
 
-def _start_recurrent(
-    module: nn.Linear,
+def start_weight(
+    module: nn.Module,
     via: str | Parametrization | None,
     init: str | Initializer | None,
-    determinant: int | None,
-    generator: torch.Generator | None,
-    options: dict[str, Any],
+    *,
+    default: str | Initializer = "henaff",
+    determinant: int | None = None,
+    generator: torch.Generator | None = None,
+    options: Mapping[str, Any],
 ) -> None:
-    """Sets the recurrent weight to its start and constrains it, through the one door."""
+    """Sets an orthogonal weight to its start and constrains it, through the one door.
+
+    Args:
+        module: The module whose `weight` it is.
+        via: How it is trained; None leaves a plain weight with the same start.
+        init: Its start, exactly or an error; None for `default` where the chart can hold it, and
+            else the chart's own start.
+        default: The start that the model is known by.
+        determinant: +1 or -1 fixes the component.
+        generator: Source of randomness.
+        options: Options of the chart or the metric.
+
+    Raises:
+        ConfigurationError: If options do not go together.
+        RepresentationError: If the chart cannot hold the start that `init` names.
+    """
     if via is None and options:
         raise ConfigurationError(
             f"via=None is a plain weight and takes no options, got {sorted(options)}: name a "
@@ -111,7 +145,7 @@ def _start_recurrent(
     door: dict[str, Any] = {"determinant": determinant, "generator": generator, **options}
     kind = "riemannian" if via is None else via
     try:
-        orthogonal(module, via=kind, init="henaff" if init is None else init, **door)
+        orthogonal(module, via=kind, init=default if init is None else init, **door)
     except RepresentationError:
         if init is not None:
             raise

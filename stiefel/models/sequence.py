@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from stiefel.errors import unknown
+from stiefel.models.counts import linear_parameters
 
 __all__ = ["HEAD_INITIALIZERS", "SequenceModel"]
 
@@ -97,6 +98,19 @@ class SequenceModel(nn.Module):
         if isinstance(output, PackedSequence):
             return output._replace(data=self.head(output.data))
         return self.head(output)
+
+    def expected_parameters(self, *, effective: bool = False) -> int:
+        """The number of parameters, by formula: those of the network and those of the head.
+
+        Args:
+            effective: Whether a constrained weight counts by the dimension of its manifold.
+
+        Returns:
+            The count.
+        """
+        rnn: Any = self.rnn
+        head = linear_parameters(self.head.in_features, self.head.out_features)
+        return rnn.expected_parameters(effective=effective) + head
 
     def _last(self, state: Any) -> Tensor:
         """Last states of the last layer, directions side by side."""

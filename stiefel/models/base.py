@@ -1,0 +1,291 @@
+"""What every recurrent network shares: shapes, lengths, packs, first states, layers, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from stiefel.errors import ConfigurationError, DtypeError, ShapeError
+
+__all__ = ["RecurrentNetwork"]
+
+
+class RecurrentNetwork(nn.Module):
+    """Layers and directions of a recurrence under the interface of `torch.nn.RNN`.
+
+    A model is a layer class and a few lines. A layer is called as ``layer(x, h0, lengths,
+    reverse)`` with `(T, B, features)`, `(B, H)` or None for zero, an int64 tensor `(B,)` or None,
+    and a bool; it gives the states `(T, B, H)`, zero past the end of a sequence, and the state
+    `(B, H)` at each sequence's own last step. ``layer.input.weight`` tells dtype and device, and
+    ``layer.expected_parameters(effective)`` counts. Layer l and direction d are
+    ``rnn.layers[l * directions + d]``.
+
+    Args:
+        layer: ``layer(features)`` makes one layer and direction for that many inputs.
+        input_size: Features of the input, K.
+        hidden_size: Hidden units, H.
+        num_layers: Layers, each fed with the output of the one below.
+        batch_first: Whether sequences are `(B, T, features)` instead of `(T, B, features)`.
+        dropout: Probability of dropping a unit of the output of all layers but the last.
+        bidirectional: Whether a second recurrence per layer runs backwards.
+        learnable_h0: Whether the first state is learned, one row of ``rnn.h0`` `(layers *
+            directions, H)` for each layer and direction, zero at the start.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+
+    Raises:
+        ConfigurationError: If a size or the dropout is out of range.
+    """
+
+    #: What a state is made of; each part is learned under its name with `learnable_h0`.
+    state_names: ClassVar[tuple[str, ...]] = ("h0",)
+
+    h0: nn.Parameter | None
+
+    def __init__(
+        self,
+        layer: Callable[[int], nn.Module],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        learnable_h0: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(input_size, hidden_size, num_layers, dropout)
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
+        self.directions = 2 if bidirectional else 1
+        self._make_layers(layer)
+        for name in self.state_names:
+            zero = torch.zeros(
+                num_layers * self.directions, hidden_size, device=device, dtype=dtype
+            )
+            self.register_parameter(name, nn.Parameter(zero) if learnable_h0 else None)
+
+    def _make_layers(self, layer: Callable[[int], nn.Module]) -> None:
+        self.layers = nn.ModuleList(
+            layer(
+                self.input_size if index < self.directions else self.hidden_size * self.directions
+            )
+            for index in range(self.num_layers * self.directions)
+        )
+
+    def forward(
+        self,
+        x: Tensor | PackedSequence,
+        h0: Any = None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> tuple[Tensor | PackedSequence, Any]:
+        """Runs a batch of sequences.
+
+        Args:
+            x: `(T, B, K)`, with batch_first `(B, T, K)`, unbatched `(T, K)`, or packed. T = 0 is
+                an error; an empty batch gives empty results.
+            h0: First states `(layers * directions, B, H)`, unbatched without B; those learned, or
+                zero, when None. A pair where the state is one (`LSTM`).
+            lengths: Steps of each sequence `(B,)`, from 1 to T, of a padded batch. The padding is
+                never read and the output is zero there.
+
+        Returns:
+            The states of the last layer `(T, B, directions * H)` in the layout of `x` (packed if
+            `x` is), and the last state of each layer and direction `(layers * directions, B, H)`,
+            at each sequence's own last step; a pair where the state is one.
+
+        Raises:
+            ShapeError: If a shape is wrong, T = 0, or a length is out of range.
+            DtypeError: If dtype or device of `x` or `h0` is not that of the parameters.
+        """
+        if isinstance(x, PackedSequence):
+            return self._forward_packed(x, h0, lengths)
+        batched = self._check_input(x, lengths)
+        x = self._to_dtype(x, "input")
+        if not batched:
+            x = x.unsqueeze(1)
+        elif self.batch_first:
+            x = x.transpose(0, 1)
+        output, last = self._run(x, self._first_states(h0, x.shape[1], batched), lengths)
+        if not batched:
+            return output.squeeze(1), self._state([end.squeeze(1) for end in last])
+        return (output.transpose(0, 1) if self.batch_first else output), self._state(last)
+
+    def _run(
+        self,
+        x: Tensor,
+        states: Sequence[Tensor | None],
+        lengths: Tensor | Sequence[int] | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """All layers over `(T, B, features)`, from the parts of the first state, None for zero.
+
+        Returns:
+            The output, and the parts of the last state `(layers * directions, B, H)`.
+        """
+        if lengths is not None:
+            lengths = torch.as_tensor(lengths)
+        starts = [None] * len(self.layers) if states[0] is None else states[0].unbind(0)
+        ends: list[Tensor] = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(self.directions):
+                index = layer * self.directions + direction
+                output, end = self.layers[index](x, starts[index], lengths, direction == 1)
+                outputs.append(output)
+                ends.append(end)
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+            if self.dropout and layer < self.num_layers - 1:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+        return x, [torch.stack(ends)]
+
+    def _forward_packed(
+        self, x: PackedSequence, h0: Any, lengths: Tensor | Sequence[int] | None
+    ) -> tuple[PackedSequence, Any]:
+        """Pads in the sorted order of the pack, runs, and packs again."""
+        if lengths is not None:
+            raise ConfigurationError("a PackedSequence has its own lengths: leave lengths= out")
+        if x.data.shape[-1] != self.input_size:
+            raise self._feature_error(x.data)
+        data = self._to_dtype(x.data, "input")
+        padded, steps = pad_packed_sequence(PackedSequence(data, x.batch_sizes))
+        states = self._first_states(h0, padded.shape[1], True)
+        if h0 is not None and x.sorted_indices is not None:
+            states = [None if h is None else h.index_select(1, x.sorted_indices) for h in states]
+        output, last = self._run(padded, states, steps)
+        packed = pack_padded_sequence(output, steps)
+        if x.unsorted_indices is not None:
+            last = [end.index_select(1, x.unsorted_indices) for end in last]
+        return (
+            PackedSequence(packed.data, x.batch_sizes, x.sorted_indices, x.unsorted_indices),
+            self._state(last),
+        )
+
+    def _state(self, parts: list[Tensor]) -> Any:
+        """The state as a caller sees it: the tensor, or a tuple of several."""
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+    def _first_states(self, given: Any, batch: int, batched: bool) -> list[Tensor | None]:
+        """The parts of the first state `(layers * directions, B, H)`, None for zero."""
+        count = self.num_layers * self.directions
+        if given is None:
+            learned = [getattr(self, name) for name in self.state_names]
+            return [h if h is None else h.unsqueeze(1).expand(-1, batch, -1) for h in learned]
+        parts = (given,) if len(self.state_names) == 1 else given
+        if not isinstance(parts, tuple | list) or len(parts) != len(self.state_names):
+            raise ShapeError(
+                f"expected the state ({', '.join(self.state_names)}), a tuple of "
+                f"{len(self.state_names)} tensors, got {type(given).__name__}"
+            )
+        wanted = (count, batch, self.hidden_size) if batched else (count, self.hidden_size)
+        states: list[Tensor | None] = []
+        for name, part in zip(self.state_names, parts, strict=True):
+            if tuple(part.shape) != wanted:
+                names = "(layers * directions, B, H)" if batched else "(layers * directions, H)"
+                raise ShapeError(
+                    f"expected {name} of shape {wanted}, {names}, got {tuple(part.shape)}; the "
+                    f"batch is second in {name} with batch_first too"
+                )
+            part = self._to_dtype(part, name)
+            states.append(part if batched else part.unsqueeze(1))
+        return states
+
+    @property
+    def _like(self) -> Tensor:
+        """A parameter whose dtype and device those of all tensors are."""
+        layer: Any = self.layers[0]
+        return layer.input.weight
+
+    def _to_dtype(self, tensor: Tensor, name: str) -> Tensor:
+        """The tensor in the dtype of the parameters; only autocast may have changed it.
+
+        A complex network takes real inputs of its precision as they are.
+        """
+        like = self._like
+        if tensor.device != like.device:
+            raise DtypeError(
+                f"expected {name} on {like.device}, where the parameters are, got "
+                f"{tensor.device}: use {name}.to(device)"
+            )
+        wanted = like.dtype
+        if wanted.is_complex and not tensor.is_complex() and name == "input":
+            wanted = wanted.to_real()
+        if tensor.dtype == wanted:
+            return tensor
+        if tensor.dtype.is_floating_point and torch.is_autocast_enabled(tensor.device.type):
+            return tensor.to(wanted)
+        raise DtypeError(
+            f"expected {name} of {wanted}, as the parameters, got {tensor.dtype}: use "
+            f"{name}.to({wanted}) or rnn.to({tensor.dtype})"
+        )
+
+    def expected_parameters(self, *, effective: bool = False) -> int:
+        """The number of parameters, by formula; a complex number counts as two.
+
+        Args:
+            effective: Whether a constrained weight counts by the dimension of its manifold,
+                N (N - 1) / 2 for a real orthogonal one, as published tables count, instead of by
+                the coordinates of its chart (N^2 for `cwy` with N reflections).
+
+        Returns:
+            The count.
+        """
+        layers: Any = self.layers
+        states = sum(getattr(self, name) is not None for name in self.state_names)
+        numbers = states * len(layers) * self.hidden_size * (2 if self._like.is_complex() else 1)
+        return numbers + sum(layer.expected_parameters(effective) for layer in layers)
+
+    def _feature_error(self, x: Tensor) -> ShapeError:
+        layout = "(B, T, K)" if self.batch_first else "(T, B, K)"
+        return ShapeError(
+            f"expected an input of shape {layout} or unbatched (T, K) with K = {self.input_size} "
+            f"features, got {tuple(x.shape)}"
+        )
+
+    def _check_input(self, x: Tensor, lengths: Tensor | Sequence[int] | None) -> bool:
+        """Checks the shape of a padded input and says whether it is batched."""
+        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
+            raise self._feature_error(x)
+        batched = x.ndim == 3
+        if lengths is not None and not batched:
+            raise ShapeError(
+                f"lengths= is for batches, got an unbatched input of shape {tuple(x.shape)}: cut "
+                "the sequence at its length instead"
+            )
+        if x.shape[1 if batched and self.batch_first else 0] == 0:
+            raise ShapeError(
+                f"expected sequences of at least one step, got an input of shape {tuple(x.shape)} "
+                "with T = 0: skip empty sequences, the state after them is h0"
+            )
+        return batched
+
+    def extra_repr(self) -> str:
+        """Sizes and options, for printing."""
+        shown = [str(self.input_size), str(self.hidden_size), *self._shown()]
+        for name in ("num_layers", "batch_first", "dropout", "bidirectional"):
+            value = getattr(self, name)
+            if value not in (False, 0, 1) or value is True:
+                shown.append(f"{name}={value}")
+        return ", ".join(shown)
+
+    def _shown(self) -> list[str]:
+        """A model's own options, for printing."""
+        return []
+
+
+def _check_sizes(input_size: int, hidden_size: int, num_layers: int, dropout: float) -> None:
+    for name, value in (
+        ("input_size", input_size),
+        ("hidden_size", hidden_size),
+        ("num_layers", num_layers),
+    ):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigurationError(f"expected {name} to be an integer of at least 1, got {value}")
+    if not 0 <= dropout <= 1:
+        raise ConfigurationError(f"expected a dropout probability in [0, 1], got {dropout}")
