@@ -2,17 +2,28 @@
 
 from stiefel.models.activations import NONLINEARITIES, ModReLU, activate, modrelu
 from stiefel.models.adapter import HouseholderAdapter
+from stiefel.models.asrnn import ASRNN, AdaptiveLayer
+from stiefel.models.base import RecurrentNetwork
 from stiefel.models.conv_lstm import ConvLSTM, ConvLSTMLayer
 from stiefel.models.conv_neru import ConvNERU, ConvNERULayer
 from stiefel.models.convolution import SameConv2d, box_
+from stiefel.models.gated import GRU, LSTM
 from stiefel.models.layer import RecurrentLayer
 from stiefel.models.layers import OrthogonalConv2d, OrthogonalLinear
+from stiefel.models.nnrnn import NNRNN, SchurLayer
+from stiefel.models.plain import IRNN, PlainRNN
 from stiefel.models.recurrent import OrthogonalRNN
 from stiefel.models.rollout import rollout
 from stiefel.models.sequence import SequenceModel
 
 __all__ = [
+    "ASRNN",
+    "GRU",
+    "IRNN",
+    "LSTM",
+    "NNRNN",
     "NONLINEARITIES",
+    "AdaptiveLayer",
     "ConvLSTM",
     "ConvLSTMLayer",
     "ConvNERU",
@@ -22,8 +33,11 @@ __all__ = [
     "OrthogonalConv2d",
     "OrthogonalLinear",
     "OrthogonalRNN",
+    "PlainRNN",
     "RecurrentLayer",
+    "RecurrentNetwork",
     "SameConv2d",
+    "SchurLayer",
     "SequenceModel",
     "activate",
     "box_",

@@ -230,7 +230,7 @@ def _check(
         )
 
 
-def _as_lengths(lengths: Tensor | Sequence[int], x: Tensor) -> Tensor:
+def as_lengths(lengths: Tensor | Sequence[int], x: Tensor) -> Tensor:
     """Lengths as an int64 tensor `(B,)` on the device of x; values are checked on the CPU."""
     length, batch = x.shape[:2]
     tensor = torch.as_tensor(lengths)
@@ -329,7 +329,7 @@ def rollout(
     x, kernel = x.to(working), kernel.to(working)
     turn = None
     if lengths is not None:
-        lengths = _as_lengths(lengths, x)
+        lengths = as_lengths(lengths, x)
         if reverse:  # turn each sequence round within its own length
             turn, reverse = _reversal(lengths, len(x)), False
             x = x.gather(0, turn.expand_as(x))

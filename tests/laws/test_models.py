@@ -37,7 +37,7 @@ def test_trains_and_stays_on_the_manifold(case, via, device):
     losses = train(model, x, steps=10)
     assert losses[-1] < losses[0]
     after = [c.point for c in stiefel.constraints(model)]
-    assert len(after) == 2
+    assert len(after) == len(before) > 0
     for old, new in zip(before, after, strict=True):
         assert geometry.orthonormality_residual(new) < stiefel.tolerance(new.dtype, *new.shape)
         assert not torch.equal(old, new)

@@ -1,0 +1,245 @@
+"""torch's LSTM and GRU under the interface of the other networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from stiefel.errors import ConfigurationError
+from stiefel.models.base import RecurrentNetwork
+from stiefel.models.rollout import as_lengths
+
+__all__ = ["GRU", "LSTM"]
+
+
+class _Gated(RecurrentNetwork):
+    """A network of `torch.nn`, ``rnn.network``, which runs all layers and directions itself."""
+
+    gates: ClassVar[int]
+    kind: ClassVar[Callable[..., nn.RNNBase]]
+
+    network: nn.RNNBase
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        learnable_h0: bool = False,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        def network(features: int) -> nn.RNNBase:
+            made = type(self).kind(
+                features,
+                hidden_size,
+                num_layers,
+                bias=bias,
+                dropout=dropout if num_layers > 1 else 0.0,  # torch warns of it in one layer
+                bidirectional=bidirectional,
+                device=device,
+                dtype=dtype,
+            )
+            if generator is not None:
+                bound = hidden_size**-0.5
+                for parameter in made.parameters():
+                    nn.init.uniform_(parameter, -bound, bound, generator=generator)
+            return made
+
+        super().__init__(
+            network,
+            input_size,
+            hidden_size,
+            num_layers,
+            batch_first=batch_first,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            learnable_h0=learnable_h0,
+            device=device,
+            dtype=dtype,
+        )
+        self.bias = bias
+
+    def _make_layers(self, layer: Callable[[int], nn.Module]) -> None:
+        network = layer(self.input_size)
+        assert isinstance(network, nn.RNNBase)
+        self.network = network
+
+    @property
+    def _like(self) -> Tensor:
+        weight: Any = self.network.weight_ih_l0
+        return weight
+
+    def _run(
+        self,
+        x: Tensor,
+        states: Sequence[Tensor | None],
+        lengths: Tensor | Sequence[int] | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        first: Any = None
+        if states[0] is not None:
+            first = self._state([part.contiguous() for part in states if part is not None])
+        if lengths is None or x.shape[1] == 0:
+            output, last = self.network(x, first)
+        else:
+            steps = as_lengths(lengths, x).cpu()
+            packed = pack_padded_sequence(x, steps, enforce_sorted=False)
+            output, last = self.network(packed, first)
+            output, _ = pad_packed_sequence(output, total_length=len(x))
+        return output, list(last) if isinstance(last, tuple) else [last]
+
+    def expected_parameters(self, *, effective: bool = False) -> int:
+        """The number of parameters, by formula: gates (N (N + F) + 2 N) a layer and direction.
+
+        F are the inputs of the layer; without biases the term 2 N is absent.
+
+        Args:
+            effective: Nothing to choose here, for no weight is constrained.
+
+        Returns:
+            The count.
+        """
+        H, D = self.hidden_size, self.directions
+        inputs = [self.input_size, *[D * H] * (self.num_layers - 1)]
+        one = [self.gates * (H * (H + F) + 2 * H * self.bias) for F in inputs]
+        states = sum(getattr(self, name) is not None for name in self.state_names)
+        return D * sum(one) + states * self.num_layers * D * H
+
+
+class LSTM(_Gated):
+    """`torch.nn.LSTM` under the interface of `RecurrentNetwork`; its state is a pair (h, c).
+
+    The output is h_t. Learned first states are ``rnn.h0`` and ``rnn.c0``.
+
+    Args:
+        input_size: Features of the input, K.
+        hidden_size: Hidden units, H.
+        num_layers: Layers.
+        bias: Whether the gates have biases (torch has two of each).
+        batch_first: Whether sequences are `(B, T, features)`.
+        dropout: Probability of dropping a unit between layers.
+        bidirectional: Whether a second recurrence per layer runs backwards.
+        forget_bias: Start of the forget gate's bias: ``"torch"`` as torch draws it (about 0; the
+            code of expRNN), a number, in the first of the two biases and 0 in the second (1.0 is
+            TensorFlow's, of scoRNN and EURNN), or ``"split"``, 0.5 in both (asRNN).
+        learnable_h0: Whether the first state is learned.
+        generator: Source of randomness of all starts.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+
+    Raises:
+        ConfigurationError: If `forget_bias` is none of these, or there is no bias to set.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.models import LSTM
+        >>> rnn = LSTM(10, 68, forget_bias=1.0)
+        >>> output, (h, c) = rnn(torch.randn(50, 8, 10), lengths=[50, 3, 4, 5, 6, 7, 8, 9])
+        >>> output.shape, h.shape, rnn.expected_parameters()
+        (torch.Size([50, 8, 68]), torch.Size([1, 8, 68]), 21760)
+    """
+
+    state_names = ("h0", "c0")
+    gates = 4
+    kind = nn.LSTM
+
+    c0: nn.Parameter | None
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        forget_bias: float | str = "torch",
+        learnable_h0: bool = False,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        starts = _forget_starts(forget_bias, bias)
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            learnable_h0=learnable_h0,
+            generator=generator,
+            device=device,
+            dtype=dtype,
+        )
+        self.forget_bias = forget_bias
+        if starts is not None:
+            with torch.no_grad():
+                for name, parameter in self.network.named_parameters():
+                    kind = name.partition("_l")[0]
+                    if kind in starts:  # gates in the order input, forget, cell, output
+                        parameter[hidden_size : 2 * hidden_size] = starts[kind]
+
+    def _shown(self) -> list[str]:
+        return [f"forget_bias={self.forget_bias!r}"]
+
+
+def _forget_starts(forget_bias: float | str, bias: bool) -> dict[str, float] | None:
+    """The forget gate's start in each of the two biases; None leaves torch's."""
+    if forget_bias == "torch":
+        return None
+    if not bias:
+        raise ConfigurationError(
+            f"bias=False leaves no bias to start at forget_bias={forget_bias!r}: leave one out"
+        )
+    if forget_bias == "split":
+        return {"bias_ih": 0.5, "bias_hh": 0.5}
+    if isinstance(forget_bias, str):
+        raise ConfigurationError(
+            f"expected forget_bias 'torch', 'split' or a number, got {forget_bias!r}"
+        )
+    return {"bias_ih": float(forget_bias), "bias_hh": 0.0}
+
+
+class GRU(_Gated):
+    """`torch.nn.GRU` under the interface of `RecurrentNetwork`; its state is h.
+
+    torch's form has two biases, the recurrent one within the reset gate's reach: Keras calls it
+    ``reset_after=True``. The original GRU has one bias less.
+
+    Args:
+        input_size: Features of the input, K.
+        hidden_size: Hidden units, H.
+        num_layers: Layers.
+        bias: Whether the gates have biases.
+        batch_first: Whether sequences are `(B, T, features)`.
+        dropout: Probability of dropping a unit between layers.
+        bidirectional: Whether a second recurrence per layer runs backwards.
+        learnable_h0: Whether the first state is learned.
+        generator: Source of randomness of all starts.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.models import GRU
+        >>> output, h_n = GRU(10, 64)(torch.randn(50, 8, 10))
+        >>> output.shape, h_n.shape
+        (torch.Size([50, 8, 64]), torch.Size([1, 8, 64]))
+    """
+
+    gates = 3
+    kind = nn.GRU

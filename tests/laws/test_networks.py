@@ -1,0 +1,234 @@
+"""Laws of the recurrent networks: one interface, the same numbers in every layout."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import stiefel
+from stiefel import errors
+from stiefel.models import SequenceModel
+from tests.registry import NETWORKS
+
+LENGTHS = [6, 1, 4]
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request):
+    return NETWORKS[request.param]
+
+
+def parts(state):
+    return list(state) if isinstance(state, tuple) else [state]
+
+
+def joined(tensors):
+    state = tuple(tensors)
+    return state if len(state) > 1 else next(iter(state))
+
+
+def alike(first, second, bound=1e-12):
+    output, state = first
+    wanted, ends = second
+    for a, b in zip([output, *parts(state)], [wanted, *parts(ends)], strict=True):
+        assert a.shape == b.shape
+        assert a.numel() == 0 or (a - b).abs().max() < bound
+
+
+def disturbed(rnn):
+    """The network with values that no start has, so that every parameter matters."""
+    with torch.no_grad():
+        for parameter in rnn.parameters():
+            if not hasattr(parameter, "manifold"):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return rnn
+
+
+def random_state(rnn, batch, like):
+    shape = (rnn.num_layers * rnn.directions, batch, rnn.hidden_size)
+    return joined(like.new_empty(shape).normal_() for _ in rnn.state_names)
+
+
+def test_ragged_lengths_equal_each_sequence_by_itself(network, device):
+    rnn = disturbed(network.make("cwy", num_layers=2, bidirectional=True).to(device))
+    x = torch.randn(6, 3, 3, dtype=torch.float64, device=device)
+    state = random_state(rnn, 3, x)
+    output, last = rnn(x, state, lengths=LENGTHS)
+    padded = x.clone()
+    for i, steps in enumerate(LENGTHS):
+        padded[steps:, i] = torch.nan
+        own = joined(part[:, i : i + 1] for part in parts(state))
+        alone, end = rnn(x[:steps, i : i + 1], own)
+        assert (output[:steps, i : i + 1] - alone).abs().max() < 1e-12
+        assert not output[steps:, i].any()
+        for a, b in zip(parts(last), parts(end), strict=True):
+            assert (a[:, i : i + 1] - b).abs().max() < 1e-12
+    alike(rnn(padded, state, lengths=LENGTHS), (output, last))
+    packed = pack_padded_sequence(x, LENGTHS, enforce_sorted=False)
+    data, end = rnn(packed, state)
+    alike((torch.nn.utils.rnn.pad_packed_sequence(data)[0], end), (output, last))
+
+
+def test_gradients_of_ragged_lengths(network):
+    rnn = disturbed(network.make("cwy"))
+    x = torch.randn(6, 3, 3, dtype=torch.float64)
+    output, last = rnn(x, lengths=LENGTHS)
+    loss = output.square().sum() + sum(part.sum() for part in parts(last))
+    alone = []
+    for i, steps in enumerate(LENGTHS):
+        one, end = rnn(x[:steps, i : i + 1])
+        alone.append(one.square().sum() + sum(part.sum() for part in parts(end)))
+    leaves = list(rnn.parameters())
+    slopes = torch.autograd.grad(loss, leaves)
+    wanted = torch.autograd.grad(torch.stack(alone).sum(), leaves)
+    for a, b in zip(slopes, wanted, strict=True):
+        assert (a - b).abs().max() < 1e-10
+
+
+def test_layouts_agree(network):
+    rnn = disturbed(network.make("cwy", num_layers=2))
+    x = torch.randn(5, 3, 3, dtype=torch.float64)
+    output, last = rnn(x)
+    twin = network.make("cwy", num_layers=2, batch_first=True)
+    twin.load_state_dict(rnn.state_dict())
+    turned, end = twin(x.transpose(0, 1))
+    alike((turned.transpose(0, 1), end), (output, last))
+    alone, end = rnn(x[:, 0])
+    alike((alone, end), (output[:, 0], joined(part[:, 0] for part in parts(last))))
+
+
+def test_a_state_is_where_the_sequence_goes_on(network):
+    rnn = disturbed(network.make("cwy", num_layers=2))
+    x = torch.randn(5, 3, 3, dtype=torch.float64)
+    output, last = rnn(x)
+    first, middle = rnn(x[:1])  # a sequence of one step
+    second, end = rnn(x[1:], middle)
+    alike((torch.cat([first, second]), end), (output, last))
+
+
+def test_an_empty_batch(network):
+    rnn = network.make("cwy", num_layers=2, bidirectional=True)
+    for lengths in (None, torch.zeros(0, dtype=torch.int64)):
+        output, last = rnn(torch.zeros(5, 0, 3, dtype=torch.float64), lengths=lengths)
+        assert output.shape == (5, 0, 16)
+        assert all(part.shape == (4, 0, 8) for part in parts(last))
+
+
+def test_a_learned_first_state(network):
+    rnn = network.make("cwy", num_layers=2, bidirectional=True, learnable_h0=True)
+    learned = [getattr(rnn, name) for name in rnn.state_names]
+    with torch.no_grad():
+        for part in learned:
+            part.normal_()
+    x = torch.randn(5, 3, 3, dtype=torch.float64)
+    given = joined(part.detach().unsqueeze(1).repeat(1, 3, 1) for part in learned)
+    output, last = rnn(x)
+    alike((output, last), rnn(x, given))
+    (output.square().sum() + sum(part.square().sum() for part in parts(last))).backward()
+    assert all((part.grad != 0).any(dim=1).all() for part in learned)
+    packed = pack_padded_sequence(x, [2, 5, 3], enforce_sorted=False)
+    assert rnn(packed)[0].data.shape == (10, 16)
+
+
+def test_copies_checkpoints_meta_and_dtypes(network, device):
+    rnn = disturbed(network.make("cwy", num_layers=2, learnable_h0=True).to(device))
+    x = torch.randn(5, 3, 3, dtype=torch.float64, device=device)
+    expected = rnn(x)
+    alike(copy.deepcopy(rnn)(x), expected)
+    with torch.device("meta"):
+        empty = network.make("cwy", num_layers=2, learnable_h0=True)
+    materialised = empty.to_empty(device=device) if not network.constraints else None
+    if materialised is not None:
+        materialised.load_state_dict(rnn.state_dict())
+        alike(materialised(x), expected)
+    other = network.make("cwy", num_layers=2, learnable_h0=True).to(device)
+    other.load_state_dict(rnn.state_dict())
+    alike(other(x), expected)
+    alike(rnn.float()(x.float()), expected, 1e-4)
+    assert rnn(x.float())[0].dtype == torch.float32
+
+
+def test_every_layer_and_direction_has_its_constraints(network):
+    rnn = network.make("cwy", num_layers=2, bidirectional=True)
+    assert len(list(stiefel.constraints(rnn))) == 4 * network.constraints
+
+
+def test_counts_are_the_real_number_and_that_of_the_paper(network):
+    for options in ({}, {"num_layers": 2, "bidirectional": True, "learnable_h0": True}):
+        for via in ("cwy", "exprnn", "givens", "rgd-c-c"):
+            rnn = network.make(via, **options)
+            held = sum(parameter.numel() for parameter in rnn.parameters())
+            assert rnn.expected_parameters() == held
+            if not network.constraints:
+                break
+    for K, N in [(3, 8), (2, 5)]:
+        rnn = network.make("cwy", K, N)
+        assert rnn.expected_parameters(effective=True) == network.published(K, N)
+        model = SequenceModel(rnn, 4)
+        assert model.expected_parameters(effective=True) == network.published(K, N) + 4 * N + 4
+
+
+def test_training_lowers_the_loss(network):
+    torch.manual_seed(0)
+    model = network.model("cwy")
+    optimizer = stiefel.optim.build(model, lr=1e-2, lr_orthogonal=1e-2)
+    x, losses = network.sample(), []
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_autocast_and_16_bits(network, device):
+    rnn = network.make("cwy", dtype=torch.float32, device=device)
+    x = torch.randn(5, 3, 3, device=device)
+    expected, _ = rnn(x)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        output, _ = rnn(x.bfloat16())
+    bound = 1e-5 if network.constraints else 0.1
+    assert (output.float() - rnn(x.bfloat16().float())[0]).abs().max() < bound
+    half, _ = rnn.bfloat16()(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - expected).abs().max() < 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compile(network):
+    torch.compiler.reset()
+    rnn = disturbed(network.make("cwy"))
+    x = torch.randn(5, 3, 3, dtype=torch.float64)
+    expected = rnn(x)
+    compiled = torch.compile(rnn, backend="aot_eager")
+    alike(compiled(x), expected)
+    leaves = list(rnn.parameters())
+    slopes = torch.autograd.grad(compiled(x)[0].square().sum(), leaves)
+    for a, b in zip(slopes, torch.autograd.grad(expected[0].square().sum(), leaves), strict=True):
+        assert (a - b).abs().max() < 1e-10
+
+
+def test_errors_teach(network):
+    rnn = network.make("cwy", num_layers=2)
+    x = torch.randn(5, 4, 3, dtype=torch.float64)
+    with pytest.raises(errors.ShapeError, match="K = 3 features"):
+        rnn(x[..., :2])
+    with pytest.raises(errors.ShapeError, match="T = 0"):
+        rnn(x[:0])
+    with pytest.raises(errors.ShapeError, match="from 1 to T = 5"):
+        rnn(x, lengths=[6, 1, 1, 1])
+    with pytest.raises(errors.ShapeError, match="unbatched"):
+        rnn(x[:, 0], lengths=[5])
+    with pytest.raises(errors.DtypeError, match="float64"):
+        rnn(x.float())
+    with pytest.raises(errors.ConfigurationError, match="PackedSequence"):
+        rnn(pack_padded_sequence(x, [5, 5, 5, 1]), lengths=[5, 5, 5, 1])
+    with pytest.raises(errors.ShapeError, match=r"h0 of shape \(2, 4, 8\)|the state \(h0, c0\)"):
+        rnn(x, torch.zeros(4, 8, dtype=torch.float64))
+    with pytest.raises(errors.ConfigurationError, match="hidden_size"):
+        network.make("cwy", 3, 0)
