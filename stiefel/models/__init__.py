@@ -15,6 +15,7 @@ from stiefel.models.plain import IRNN, PlainRNN
 from stiefel.models.recurrent import OrthogonalRNN
 from stiefel.models.rollout import rollout
 from stiefel.models.sequence import SequenceModel
+from stiefel.models.video_predictor import VideoPredictor
 
 __all__ = [
     "ASRNN",
@@ -39,6 +40,7 @@ __all__ = [
     "SameConv2d",
     "SchurLayer",
     "SequenceModel",
+    "VideoPredictor",
     "activate",
     "box_",
     "modrelu",
