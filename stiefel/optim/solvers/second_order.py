@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, unknown
-from stiefel.optim.solvers.components import Component
+from stiefel.geometry.tangent import sym
+from stiefel.optim.solvers.components import Component, StiefelComponent
 from stiefel.optim.solvers.problem import Evaluation, Point, Problem, Tangent
 
 __all__ = ["HESSIANS", "Hessian"]
@@ -23,7 +24,8 @@ class Hessian:
     """The Riemannian Hessian of a problem at a point: ``Hessian(problem, e)(u)`` is Hess f(X)[u].
 
     The derivative D of the ambient gradient along u goes through each manifold's
-    ``ehess2rhess(X, G, D, u)``.
+    ``ehess2rhess(X, G, D, u)``; in the Euclidean metric ``Proj(D - u sym(X^H G))`` with the
+    Hermitian part computed once.
 
     Args:
         problem: The problem.
@@ -46,14 +48,28 @@ class Hessian:
             for component in problem.components:
                 _check_component(component)
         self._graph: tuple[Point, Point] | None = None
+        self._S: list[Tensor | None] | None = None
 
     def __call__(self, u: Tangent) -> Tangent:
         """The Riemannian Hessian applied to a tangent vector."""
         if self.how == "differences":
             return self._differences(u)
         D = self._ambient(u)
-        rows = zip(self.problem.components, self.e.X, self.e.G, D, u, strict=True)
-        return tuple(_riemannian(c, X, G, d, a) for c, X, G, d, a in rows)
+        rows = zip(self.problem.components, self.e.X, self.e.G, D, u, self._bends(), strict=True)
+        return tuple(
+            _riemannian(c, X, G, d, a) if S is None else c.project(X, d - a @ S)
+            for c, X, G, d, a, S in rows
+        )
+
+    def _bends(self) -> list[Tensor | None]:
+        """sym(X^H G) for the components of `euclidean_hessian`: the same for every u."""
+        if self._S is None:
+            rows = zip(self.problem.components, self.e.X, self.e.G, strict=True)
+            self._S = [
+                sym(X.mH @ G) if isinstance(c, StiefelComponent) and c.embedded else None
+                for c, X, G in rows
+            ]
+        return self._S
 
     # -- the derivative of the ambient gradient ---------------------------------------------------
     def _ambient(self, u: Tangent) -> Tangent:
