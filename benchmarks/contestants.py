@@ -48,12 +48,14 @@ class Contestant:
         ours: Whether it is of `stiefel`.
         candidates: Takes a problem and gives runners by the label of their rate.
         package: What must be installed.
+        solver: Whether it is a method of `minimize`.
     """
 
     name: str
     ours: bool
     candidates: Callable[[KnownMinimum], Mapping[str, Runner]]
     package: str = "stiefel"
+    solver: bool = False
 
 
 def _solver(method: str) -> Runner:
@@ -114,14 +116,19 @@ def _rates(
     *,
     descent: bool,
     momentum: bool = False,
-    **options: Any,
+    halved: bool = False,
 ) -> Callable[[KnownMinimum], Mapping[str, Runner]]:
-    """Candidates of an optimizer: its rates, and momentum 0.9 with smaller ones."""
+    """Candidates of an optimizer: its rates, and momentum 0.9 with smaller ones.
+
+    With `halved` the rates of tall points are doubled: the method steps along half the gradient.
+    """
 
     def candidates(problem: KnownMinimum) -> Mapping[str, Runner]:
         grid: list[dict[str, float]] = []
         if descent:
-            grid += [{"lr": r / problem.curvature} for r in _RELATIVE]
+            n, p = problem.start.shape
+            unit = (2 if halved and n > p else 1) / problem.curvature
+            grid += [{"lr": r * unit} for r in _RELATIVE]
         else:
             grid += [{"lr": r} for r in _NORMALISED]
         if momentum:
@@ -153,16 +160,17 @@ def _first_order() -> list[Contestant]:
         if kind is None:
             continue
         own = _own_manifold(name) if manifold is None else manifold
-        candidates = _rates(kind, own, descent=descent, momentum=momentum)
+        halved = name == "Landing"
+        candidates = _rates(kind, own, descent=descent, momentum=momentum, halved=halved)
         found.append(Contestant(name, True, candidates))
     return found
 
 
 def _own_manifold(name: str) -> Stiefel:
-    """Where an optimizer lives that keeps its points near the manifold only."""
+    """Where an optimizer without a retraction lives, or with one that it asks for."""
     if name == "StiefelMuon":
         return Stiefel("euclidean", "polar")
-    return Stiefel("euclidean", "cholesky_qr", tolerance=0.5)  # pyright: ignore[reportCallIssue]
+    return Stiefel("euclidean", "cholesky_qr", tolerance=0.5)
 
 
 def _limit_numpy_threads() -> None:
@@ -234,7 +242,10 @@ def contestants() -> list[Contestant]:
     euclidean = geoopt.EuclideanStiefel()
     sgd = _rates(geoopt.optim.RiemannianSGD, euclidean, descent=True, momentum=True)
     adam = _rates(geoopt.optim.RiemannianAdam, euclidean, descent=False)
-    ours = [Contestant(f"minimize, {method}", True, single(_solver(method))) for method in SOLVERS]
+    ours = [
+        Contestant(f"minimize, {method}", True, single(_solver(method)), solver=True)
+        for method in SOLVERS
+    ]
     peers = [
         Contestant("geoopt RiemannianSGD", False, sgd, "geoopt"),
         Contestant("geoopt RiemannianAdam", False, adam, "geoopt"),

@@ -144,7 +144,8 @@ def test_every_solver_and_the_peers_take_part():
     names = {contestant.name for contestant in contestants()}
     assert DEFAULT in names
     assert {f"minimize, {method}" for method in SOLVERS} <= names
-    assert {"RGD", "geoopt RiemannianSGD", "pymanopt trust region"} <= names
+    assert {"RGD", "RGDAdam", "RiemannianAdam", "Landing", "POGO", "StiefelMuon"} <= names
+    assert {"geoopt RiemannianSGD", "pymanopt trust region"} <= names
 
 
 def test_an_absent_peer_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch):
