@@ -72,7 +72,9 @@ def test_the_summary(runs: dict[str, Path], method: str) -> None:
     assert found["seconds"] > 0
     last = read_metrics(runs[method] / "metrics.csv")[-1]
     assert last["evaluation_loss"] == found["loss"]
-    assert last["orthogonality_error"] == found["orthogonality_error"]
+    assert last["orthogonality_error"] == pytest.approx(
+        found["orthogonality_error"], abs=0, nan_ok=METHODS[method].rate == "main"
+    )
 
 
 @pytest.mark.parametrize("method", CONSTRAINED)
@@ -91,7 +93,8 @@ def test_unconstrained_leaves_the_orthogonal_matrices_and_frozen_does_not(
 
 
 def test_all_methods_start_from_the_same_loss(runs: dict[str, Path]) -> None:
-    first = [read_metrics(folder / "metrics.csv")[0]["loss"] for folder in runs.values()]
+    same = [name for name, method in METHODS.items() if method.cell == "orthogonal_rnn"]
+    first = [read_metrics(runs[name] / "metrics.csv")[0]["loss"] for name in same]
     assert first == pytest.approx([first[0]] * len(first), rel=1e-4)
 
 
@@ -157,7 +160,7 @@ def test_the_rule_of_learning_rates(task: str, method: str) -> None:
     canonical = 100 * lr / (made.baseline * made.length)
     expected = {
         **dict.fromkeys(METHODS, lr / 10),
-        "frozen": None,
+        **dict.fromkeys(("frozen", "lstm", "gru")),
         **dict.fromkeys(("rgd-c-c", "rgd-c-qr"), canonical),
         **dict.fromkeys(("rgd-e-c", "rgd-e-qr"), 2 * canonical),
     }

@@ -17,8 +17,14 @@ recurrent weight is therefore
   10 ln 8 = 20.8 at any delay, for pixel MNIST 784 ln 10 = 1805.);
 - *the point itself, Euclidean metric*: twice that. For a square matrix the Euclidean gradient is
   exactly half the canonical one, so that both metrics then take the same steps;
-- *a plain weight* (``unconstrained``), by RMSprop: ``lr / 10`` too. Nothing holds its norm: at
-  `lr` its first steps alone make it expand, and a hundred steps of recurrence explode.
+- *a plain weight* (``unconstrained``, ``rnn``, ``rnn-orth``, ``irnn``), by RMSprop: ``lr / 10``
+  too. Nothing holds its norm: at `lr` its first steps alone make it expand, and a hundred steps of
+  recurrence explode;
+- *gates* (``lstm``, ``gru``) have no rate of their own: everything is trained at `lr`.
+
+The published rates of these models obey the same rule: copying asRNN 2e-4 and 2e-5, LSTM 1e-3, RNN
+1e-3, RNN-orth 2e-4, nnRNN 5e-4 (1e-6 its basis); pixels asRNN 7e-4 and 7e-5 for 122 units, LSTM
+1e-3, nnRNN 1.5e-4 and 1.5e-5.
 
 `lr` itself belongs to the task (`recipes`). Sweeps with seed 0, in which differences of half a
 point are noise: on copying at its defaults the rule gives 4.8e-3, and the final loss is 1.3 % of
@@ -38,7 +44,7 @@ from stiefel.errors import ConfigurationError, unknown
 
 __all__ = ["METHODS", "Method", "method"]
 
-Rate = Literal["chart", "canonical", "euclidean", "plain", "none"]
+Rate = Literal["chart", "canonical", "euclidean", "plain", "main", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Method:
         via: What `stiefel.orthogonal` is told; None leaves a plain weight.
         rate: Which line of the rule gives the learning rate of the recurrent weight.
         options: More options of the chart or the manifold.
-        cell: The model; all methods here are orthogonal RNNs.
+        cell: The model, a name of `stiefel.experiments.cells.CELLS`.
         optimizer: What trains everything that is not on a manifold.
         initialiser: The start of the recurrent weight; None takes the task's.
     """
@@ -118,6 +124,31 @@ METHODS: dict[str, Method] = {
         Method("rgd-c-qr", "gradient descent, canonical metric, QR", "rgd-c-qr", "canonical"),
         Method("rgd-e-qr", "gradient descent, Euclidean metric, QR", "rgd-e-qr", "euclidean"),
         Method("unconstrained", "orthogonal start, then any matrix", None, "plain"),
+        Method(
+            "asrnn", "adaptive-saturated RNN of two exponentials", "exprnn", "chart", cell="asrnn"
+        ),
+        Method(
+            "nnrnn", "non-normal RNN, an exponential its basis", "exprnn", "chart", cell="nnrnn"
+        ),
+        Method("irnn", "identity start, ReLU, then any matrix", None, "plain", cell="irnn"),
+        Method(
+            "rnn-orth",
+            "tanh, uniform orthogonal start, then any matrix",
+            None,
+            "plain",
+            cell="plain_rnn",
+            initialiser="haar",
+        ),
+        Method(
+            "rnn",
+            "tanh, Glorot start, then any matrix",
+            None,
+            "plain",
+            cell="plain_rnn",
+            initialiser="glorot",
+        ),
+        Method("lstm", "torch's LSTM with a forget bias of 1", None, "main", cell="lstm"),
+        Method("gru", "torch's GRU", None, "main", cell="gru"),
         Method("frozen", "orthogonal start, recurrent weight not trained", None, "none"),
     )
 }

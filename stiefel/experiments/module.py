@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +12,13 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from stiefel import optim, parameter
+from stiefel.experiments.cells import CELLS, penalty
 from stiefel.experiments.methods import Method, method
 from stiefel.experiments.options import TrainOptions
 from stiefel.experiments.recipes import RECIPES
 from stiefel.experiments.tasks import Batch, Task
 from stiefel.geometry import orthonormality_residual
-from stiefel.models import OrthogonalRNN, RecurrentLayer, SequenceModel
+from stiefel.models import RecurrentLayer, SequenceModel
 from stiefel.optim.build import OPTIMIZERS
 
 __all__ = ["Evaluation", "Experiment", "StepStream", "build_model", "orthogonality_error"]
@@ -52,7 +54,7 @@ class StepStream:
 
 
 def build_model(options: TrainOptions, task: Task) -> SequenceModel:
-    """The orthogonal RNN of a run, with its head, in the dtype of the run's precision.
+    """The recurrent network of a run, with its head, in the dtype of the run's precision.
 
     Args:
         options: Resolved options.
@@ -69,14 +71,9 @@ def build_model(options: TrainOptions, task: Task) -> SequenceModel:
         recurrent["reflections"] = options.reflections
         if options.reflections < options.hidden:
             init = None  # few reflections cannot hold that start: the chart's own
-    rnn = OrthogonalRNN(
-        task.input_size,
-        options.hidden,
-        nonlinearity="modrelu",
-        via=chosen.via,
-        init=init,
-        dtype=torch.float64 if options.precision == "64" else torch.float32,
-        **recurrent,
+    dtype = torch.float64 if options.precision == "64" else torch.float32
+    rnn = CELLS[chosen.cell](
+        task.input_size, options.hidden, via=chosen.via, init=init, dtype=dtype, **recurrent
     )
     model = SequenceModel(
         rnn, task.output_size, head_init=recipe.head_initialiser, readout=task.readout
@@ -90,10 +87,13 @@ def build_model(options: TrainOptions, task: Task) -> SequenceModel:
 def orthogonality_error(model: nn.Module) -> float:
     """Largest entry of |X^T X - I| over the recurrent weights, in float64.
 
-    Over the constrained weights where there are any, over the plain recurrent weights otherwise.
+    Over the constrained weights where there are any, over the plain recurrent weights otherwise;
+    NaN for gates, which have neither.
     """
     points = [constraint.point for constraint in parameter.constraints(model)]
     points = points or _recurrent_weights(model)
+    if not points:
+        return math.nan
     with torch.no_grad():
         return max(float(orthonormality_residual(point.detach()).max()) for point in points)
 
@@ -116,6 +116,7 @@ class Experiment(LightningModule):
         """The loss of a batch, and its logits for whoever records them."""
         logits = self.model(batch.inputs)
         loss = self.task.loss(logits, batch, world=self.trainer.world_size)
+        loss = loss + penalty(self.model, self.options.task)
         return {"loss": loss, "logits": logits.detach()}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ def warn_if_diverged(console: Console, summary: dict[str, Any], metrics: Path) -
 def plot_loss(metrics: Path, plot: Path, *, baseline: float, title: str) -> None:
     """Draws loss against the baseline, with the orthogonality error on a second axis.
 
+    A model without weights to measure has no second axis.
+
     Args:
         metrics: The ``metrics.csv`` of the run.
         plot: The PNG to write.
@@ -67,25 +70,32 @@ def plot_loss(metrics: Path, plot: Path, *, baseline: float, title: str) -> None
     rows = read_metrics(metrics)
     figure = Figure(figsize=(7, 4), layout="constrained")
     left = figure.subplots()
-    right = left.twinx()
+    axes = [left]
     loss = _column(rows, "loss")
     left.plot(*loss, color="C0", linewidth=1, label="training loss")
     left.plot(*_column(rows, "evaluation_loss"), "o", color="C1", label="evaluation loss")
     left.axhline(baseline, color="black", linestyle="--", label=f"baseline {baseline:.4g}")
     error = _column(rows, "orthogonality_error")
-    right.plot(*error, color="C2", linewidth=1, linestyle=":", label="orthogonality error")
-    for axis in (left, right):
+    if error[0]:
+        right = left.twinx()
+        right.plot(*error, color="C2", linewidth=1, linestyle=":", label="orthogonality error")
+        right.set_ylabel("orthogonality error, max |X^T X - I|")
+        axes.append(right)
+    for axis in axes:
         axis.set_yscale("log")
     left.set_xlabel("training step")
     left.set_ylabel("cross-entropy, nats")
-    right.set_ylabel("orthogonality error, max |X^T X - I|")
     left.set_title(title)
-    lines = [line for axis in (left, right) for line in axis.get_lines()]
+    lines = [line for axis in axes for line in axis.get_lines()]
     left.legend(lines, [str(line.get_label()) for line in lines], loc="best", fontsize="small")
     with atomic_path(plot) as path:
         figure.savefig(path, format="png", dpi=120)
 
 
 def _column(rows: list[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
-    found = [(row["step"], max(row[name], _SMALLEST)) for row in rows if name in row]
+    found = [
+        (row["step"], max(row[name], _SMALLEST))
+        for row in rows
+        if not math.isnan(row.get(name, math.nan))
+    ]
     return [step for step, _ in found], [value for _, value in found]
