@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError, unknown
+from stiefel.geometry import product
 from stiefel.init import Initializer, fill_, haar_
 from stiefel.models.base import RecurrentNetwork
 from stiefel.models.counts import linear_parameters, weight_parameters
 from stiefel.models.layer import start_weight
 from stiefel.models.rollout import rollout
+from stiefel.models.step import LayerStep, Parts, elman_step
 from stiefel.numerics import compute_dtype, full_precision
 from stiefel.parametrizations import Parametrization
 
@@ -127,6 +129,23 @@ class AdaptiveLayer(nn.Module):
             )
             decoder = U / d  # rows: h = a W_f^-T = a U_f D_f^-1
             return (saturated @ decoder).to(x.dtype), (end @ decoder).to(x.dtype)
+
+    def stepper(self) -> LayerStep:
+        """One step of this layer, as a function that holds the weights read here.
+
+        The state between steps is h, so that a step has one product more than the Elman form.
+        """
+        kernel, M, bias, U, d = self.elman()
+        elman = elman_step(kernel, M, nonlinearity="tanh", bias=bias)
+        encoder, decoder = (U * d).mT, U / d  # rows: a = h W_f^T = h D_f U_f^T, h = a U_f D_f^-1
+
+        def step(x: Tensor, parts: Parts) -> tuple[Tensor, ...]:
+            (h,) = parts
+            a = None if h is None else product(h.to(d.dtype), encoder)
+            (after,) = elman(x.to(d.dtype), (a,))
+            return (product(after, decoder).to(x.dtype),)
+
+        return step
 
     def expected_parameters(self, effective: bool = False) -> int:
         """Numbers of this layer; see `RecurrentNetwork.expected_parameters`."""

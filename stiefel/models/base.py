@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
+from stiefel.models.step import LayerStep, Stepper
 
 __all__ = ["RecurrentNetwork"]
 
@@ -20,7 +21,8 @@ class RecurrentNetwork(nn.Module):
     A model is a layer class and a few lines. A layer is called as ``layer(x, h0, lengths,
     reverse)`` with `(T, B, features)`, `(B, H)` or None for zero, an int64 tensor `(B,)` or None,
     and a bool; it gives the states `(T, B, H)`, zero past the end of a sequence, and the state
-    `(B, H)` at each sequence's own last step. ``layer.input.weight`` tells dtype and device, and
+    `(B, H)` at each sequence's own last step. ``layer.stepper()`` gives one step of it, as
+    `elman_step` does; ``layer.input.weight`` tells dtype and device, and
     ``layer.expected_parameters(effective)`` counts. Layer l and direction d are
     ``rnn.layers[l * directions + d]``.
 
@@ -144,6 +146,35 @@ class RecurrentNetwork(nn.Module):
             if self.dropout and layer < self.num_layers - 1:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         return x, [torch.stack(ends)]
+
+    def stepper(self) -> Stepper:
+        """This network as a function of one step, for inputs that depend on outputs (decoders).
+
+        ``output, state = step(x, state)`` with `x` `(B, K)`; see `Stepper`. Every weight or
+        operator is read once, here.
+
+        Returns:
+            The step.
+
+        Raises:
+            ConfigurationError: If the network is bidirectional.
+
+        Example:
+            >>> import torch
+            >>> from stiefel.models import OrthogonalRNN
+            >>> rnn, x = OrthogonalRNN(3, 8), torch.randn(5, 2, 3)
+            >>> step, state = rnn.stepper(), None
+            >>> for x_t in x.unbind(0):
+            ...     output, state = step(x_t, state)
+            >>> torch.allclose(output, rnn(x)[0][-1], atol=1e-6)
+            True
+        """
+        return Stepper(self)
+
+    def layer_step(self, index: int) -> LayerStep:
+        """One step of ``rnn.layers[index]``, from its own ``stepper()``."""
+        layer: Any = self.layers[index]
+        return layer.stepper()
 
     def _forward_packed(
         self, x: PackedSequence, h0: Any, lengths: Tensor | Sequence[int] | None

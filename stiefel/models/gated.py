@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from stiefel.errors import ConfigurationError
 from stiefel.models.base import RecurrentNetwork
 from stiefel.models.rollout import as_lengths
+from stiefel.models.step import LayerStep, Parts
 
 __all__ = ["GRU", "LSTM"]
 
@@ -21,6 +22,7 @@ class _Gated(RecurrentNetwork):
 
     gates: ClassVar[int]
     kind: ClassVar[Callable[..., nn.RNNBase]]
+    cell: ClassVar[Callable[..., Any]]
 
     network: nn.RNNBase
 
@@ -98,6 +100,21 @@ class _Gated(RecurrentNetwork):
             output, _ = pad_packed_sequence(output, total_length=len(x))
         return output, list(last) if isinstance(last, tuple) else [last]
 
+    def layer_step(self, index: int) -> LayerStep:
+        """One step of layer and direction `index`, by the cell function of torch."""
+        layer, direction = divmod(index, self.directions)
+        suffix = f"l{layer}{'_reverse' if direction else ''}"
+        names = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if self.bias else [])]
+        weights = [getattr(self.network, f"{name}_{suffix}") for name in names]
+        cell, H = type(self).cell, self.hidden_size
+
+        def step(x: Tensor, parts: Parts) -> tuple[Tensor, ...]:
+            before = [x.new_zeros(len(x), H) if part is None else part for part in parts]
+            after = cell(x, before if len(before) > 1 else before[0], *weights)
+            return tuple(after) if isinstance(after, tuple) else (after,)
+
+        return step
+
     def expected_parameters(self, *, effective: bool = False) -> int:
         """The number of parameters, by formula: gates (N (N + F) + 2 N) a layer and direction.
 
@@ -152,6 +169,7 @@ class LSTM(_Gated):
     state_names = ("h0", "c0")
     gates = 4
     kind = nn.LSTM
+    cell = torch.lstm_cell
 
     c0: nn.Parameter | None
 
@@ -243,3 +261,4 @@ class GRU(_Gated):
 
     gates = 3
     kind = nn.GRU
+    cell = torch.gru_cell

@@ -12,6 +12,7 @@ from stiefel.errors import ConfigurationError, RepresentationError
 from stiefel.init import Initializer, fill_
 from stiefel.models.counts import linear_parameters, weight_parameters
 from stiefel.models.rollout import rollout
+from stiefel.models.step import LayerStep, elman_step
 from stiefel.parameter import operator, orthogonal, release
 from stiefel.parametrizations import Parametrization
 
@@ -103,6 +104,16 @@ class RecurrentLayer(nn.Module):
             h0=h0,
             lengths=lengths,
             reverse=reverse,
+        )
+
+    def stepper(self) -> LayerStep:
+        """One step of this layer, as a function that holds the operator read here."""
+        return elman_step(
+            self.input.weight,
+            operator(self.recurrent),
+            nonlinearity=self.nonlinearity,
+            bias=self.input.bias,
+            beta=self.beta,
         )
 
 

@@ -14,6 +14,7 @@ from stiefel.models.base import RecurrentNetwork
 from stiefel.models.counts import linear_parameters, weight_parameters
 from stiefel.models.layer import start_weight
 from stiefel.models.rollout import rollout
+from stiefel.models.step import LayerStep, elman_step
 from stiefel.numerics import compute_dtype, full_precision
 from stiefel.parametrizations import Parametrization
 
@@ -108,6 +109,12 @@ class SchurLayer(nn.Module):
             h0=h0,
             lengths=lengths,
             reverse=reverse,
+        )
+
+    def stepper(self) -> LayerStep:
+        """One step of this layer, as a function that holds the matrix made here."""
+        return elman_step(
+            self.input.weight, self.recurrent_matrix(), nonlinearity="modrelu", beta=self.beta
         )
 
     def expected_parameters(self, effective: bool = False) -> int:

@@ -25,7 +25,7 @@ from stiefel.models.activations import NONLINEARITIES
 from stiefel.numerics import compute_dtype
 from stiefel.operators import CompactWY, Operator
 
-__all__ = ["rollout"]
+__all__ = ["as_factors", "as_lengths", "rollout"]
 
 
 _PROBLEM = (
@@ -248,7 +248,7 @@ def as_lengths(lengths: Tensor | Sequence[int], x: Tensor) -> Tensor:
     return tensor.to(device=x.device, dtype=torch.int64)
 
 
-def _factors(
+def as_factors(
     recurrent: Tensor | Operator, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The matrix, or (U, F Y, diagonal of F) of a compact form that has few columns."""
@@ -324,7 +324,7 @@ def rollout(
     given, working = x.dtype, compute_dtype(x.dtype)
     if nonlinearity == "modrelu" and beta is None:
         nonlinearity = "identity"  # what modReLU with a zero bias is
-    left, right, sign = _factors(recurrent, working)
+    left, right, sign = as_factors(recurrent, working)
     bias, beta, h0 = (None if each is None else each.to(working) for each in vectors.values())
     x, kernel = x.to(working), kernel.to(working)
     turn = None
