@@ -2,14 +2,18 @@
 
 The first studies time ``optimizer.step()`` with the gradient given: the optimizers of `stiefel`
 beside geoopt's SGD on its canonical and Euclidean manifolds and its canonical Adam. Many small
-matrices come as separate parameters, as in a model, and once as one batched parameter. The last
-studies time retractions alone: the Cayley map as p x p, 2p x 2p and n x n systems (the same point
-in three ways, checked against the n x n form in float64), Cholesky-QR, QR and polar.
+matrices come as separate parameters, as in a model, and once as one batched parameter; gathering
+them, all checks and writing them back are part of a step. Optimizers that are made of products
+alone are set against the time of one product of two 1024 x 1024 matrices into memory that is
+there. The last studies time retractions alone: the Cayley map as p x p, 2p x 2p and n x n systems
+(the same point in three ways, checked against the n x n form in float64), Cholesky-QR, QR and polar.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import geoopt
 import torch
@@ -38,13 +42,29 @@ from stiefel.geometry import (
 )
 from stiefel.manifolds import ManifoldParameter, Stiefel
 from stiefel.numerics import tolerance
-from stiefel.optim import RGD
+from stiefel.optim import (
+    POGO,
+    RGD,
+    Landing,
+    RGDAdam,
+    RiemannianAdam,
+    RiemannianOptimizer,
+    StiefelMuon,
+)
 
 __all__ = ["sections"]
 
 _LR = 0.01
 _OURS = "stiefel RGD-C-C"
+_OURS_CHOLESKY = "stiefel RGD-C, cholesky_qr"
+_OURS_ADAM = "stiefel RGDAdam"
+_LANDING = "stiefel Landing"
+_POGO = "stiefel POGO"
 _GEOOPT = "geoopt SGD, canonical"
+_GEOOPT_ADAM = "geoopt Adam, canonical"
+_PRODUCT = "one product"
+#: The fastest of ours that stays on the manifold, for many small matrices.
+_FASTEST = _OURS
 #: Largest distance to the dense Cayley step computed in float64.
 _ORACLE_BOUND = 2e-5
 
@@ -67,7 +87,7 @@ def _step_case(
     leaves: Sequence[Leaf],
     optimizer: torch.optim.Optimizer,
     *,
-    ours: bool = False,
+    bound: float = PEER_BOUND,
     oracle: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Case:
     """Makes the case of one optimizer step over parameters of one shape."""
@@ -89,7 +109,6 @@ def _step_case(
         if bool((leaf.detach() == before).all()):
             raise IncorrectError("the step did not move the point")
         residual = max(float(orthonormality_residual(x.detach()).max()) for x in leaves)
-        bound = tolerance(leaf.dtype, shape[-2], shape[-1]) if ours else PEER_BOUND
         require("orthonormality residual", residual, bound)
         return residual
 
@@ -102,40 +121,117 @@ def _points(count: int, shape: tuple[int, ...], device: str) -> list[Tensor]:
     return [haar(n, p, batch=tuple(batch), dtype=torch.float32).to(device) for _ in range(count)]
 
 
-def _ours(name: str, points: list[Tensor], inner: str, retraction: str) -> Case:
-    manifold = Stiefel(inner=inner, retraction=retraction)
+def _ours(
+    name: str,
+    points: list[Tensor],
+    inner: str = "canonical",
+    retraction: str = "cayley",
+    kind: Callable[..., RiemannianOptimizer] = RGD,
+    near: float | None = None,
+    **options: Any,
+) -> Case:
+    """A case of one of our optimizers; `near` is the tolerance of those that stay near."""
+    manifold = Stiefel(inner=inner, retraction=retraction, tolerance=near)
     leaves = [ManifoldParameter(x.clone(), manifold) for x in points]
-    optimizer = RGD(leaves, lr=_LR)
-    oracle = _dense_step if (inner, retraction) == ("canonical", "cayley") else None
-    return _step_case(name, leaves, optimizer, ours=True, oracle=oracle)
+    optimizer = kind(leaves, lr=_LR, **options)
+    plain = kind is RGD and not options and (inner, retraction) == ("canonical", "cayley")
+    oracle = _dense_step if plain else None
+    bound = manifold.tolerance_for(points[0].dtype, *points[0].shape[-2:])
+    return _step_case(name, leaves, optimizer, bound=bound, oracle=oracle)
 
 
-def _geoopt(name: str, points: list[Tensor], manifold: geoopt.Manifold, adam: bool) -> Case:
+def _geoopt(
+    name: str, points: list[Tensor], manifold: geoopt.Manifold, *, adam: bool, momentum: float = 0
+) -> Case:
     leaves = [geoopt.ManifoldParameter(x.clone(), manifold) for x in points]
-    kind = geoopt.optim.RiemannianAdam if adam else geoopt.optim.RiemannianSGD
-    return _step_case(name, leaves, kind(leaves, lr=_LR))
+    if adam:
+        return _step_case(name, leaves, geoopt.optim.RiemannianAdam(leaves, lr=_LR))
+    optimizer = geoopt.optim.RiemannianSGD(leaves, lr=_LR, momentum=momentum)
+    return _step_case(name, leaves, optimizer)
 
 
-def _optimizers(count: int, shape: tuple[int, ...], settings: Settings, goal: float) -> Section:
+def _product(n: int, device: str) -> Case:
+    """Two n x n float32 matrices multiplied into memory that was allocated before."""
+    state = {"A": torch.empty(0), "B": torch.empty(0)}
+    out = torch.empty(n, n, device=device)
+
+    def refresh() -> None:
+        state["A"], state["B"] = torch.randn(2, n, n, device=device).unbind()
+
+    return Case(_PRODUCT, lambda: torch.mm(state["A"], state["B"], out=out), refresh)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Least speed-ups over geoopt's canonical SGD and Adam; 0 where nothing is asked.
+
+    Attributes:
+        cayley: Of RGD-C-C over the SGD.
+        fastest: Of the fastest of ours over the SGD.
+        adam: Of RGDAdam over the Adam.
+        fastest_adam: Of the fastest of ours over the Adam.
+        products: Most products of a step of Landing and of POGO.
+    """
+
+    cayley: float = 0
+    fastest: float = 0
+    adam: float = 0
+    fastest_adam: float = 0
+    products: float = 0
+
+
+def _goals(sizes: str, asked: _Asked) -> list[Goal]:
+    faster = [
+        ("RGD-C-C", _OURS, _GEOOPT, asked.cayley),
+        ("RGD-C, our fastest,", _FASTEST, _GEOOPT, asked.fastest),
+        ("RGDAdam", _OURS_ADAM, _GEOOPT_ADAM, asked.adam),
+        ("RGD-C, our fastest,", _FASTEST, _GEOOPT_ADAM, asked.fastest_adam),
+    ]
+    goals = [
+        Goal(f"{ours} at {sizes} at least {goal:g} times faster than {peer}", mine, peer, goal)
+        for ours, mine, peer, goal in faster
+        if goal
+    ]
+    if asked.products:
+        goals += [
+            Goal(
+                f"{name} at {sizes} at most {asked.products:g} products",
+                name,
+                _PRODUCT,
+                at_most=asked.products,
+            )
+            for name in (_LANDING, _POGO)
+        ]
+    return goals
+
+
+def _optimizers(
+    count: int, shape: tuple[int, ...], settings: Settings, asked: _Asked = _Asked()
+) -> Section:
     """Times all optimizers on `count` parameters of one shape."""
     points = _points(count, shape, settings.device)
     canonical, euclidean = geoopt.CanonicalStiefel(), geoopt.EuclideanStiefel()
     cases = [
-        _ours(_OURS, points, "canonical", "cayley"),
-        _ours("stiefel RGD-E-C", points, "euclidean", "cayley"),
-        _ours("stiefel RGD-C-QR", points, "canonical", "qr"),
-        _ours("stiefel RGD-C, cholesky_qr", points, "canonical", "cholesky_qr"),
+        _ours(_OURS, points),
+        _ours("stiefel RGD-E-C", points, "euclidean"),
+        _ours("stiefel RGD-C-QR", points, retraction="qr"),
+        _ours(_OURS_CHOLESKY, points, retraction="cholesky_qr"),
+        _ours("stiefel RGD-C-C, momentum", points, momentum=0.9),
+        _ours(_OURS_ADAM, points, kind=RGDAdam),
+        _ours("stiefel RiemannianAdam", points, kind=RiemannianAdam),
+        _ours(_LANDING, points, kind=Landing, near=0.5),
+        _ours(_POGO, points, kind=POGO, near=0.05),
+        _ours("stiefel StiefelMuon", points, kind=StiefelMuon),
         _geoopt(_GEOOPT, points, canonical, adam=False),
-        _geoopt("geoopt Adam, canonical", points, canonical, adam=True),
+        _geoopt("geoopt SGD, canonical, momentum", points, canonical, adam=False, momentum=0.9),
+        _geoopt(_GEOOPT_ADAM, points, canonical, adam=True),
         _geoopt("geoopt SGD, Euclidean (QR)", points, euclidean, adam=False),
     ]
-    sizes = " x ".join(map(str, shape))
-    goals = []
-    if goal:
-        text = f"RGD-C-C at {count} x ({sizes}) at least {goal:g} times faster than geoopt's SGD"
-        goals = [Goal(text, _OURS, _GEOOPT, at_least=goal)]
-    title = f"one optimizer step, {count} parameter(s) of {sizes}, float32"
-    return measure(Study(title, cases, _GEOOPT, goals), settings)
+    if asked.products:
+        cases.append(_product(shape[-1], settings.device))
+    sizes = f"{count} x ({' x '.join(map(str, shape))})"
+    title = f"one optimizer step, {count} parameter(s) of {' x '.join(map(str, shape))}, float32"
+    return measure(Study(title, cases, _GEOOPT, _goals(sizes, asked)), settings)
 
 
 def _retractions(shape: tuple[int, ...], settings: Settings) -> Section:
@@ -182,13 +278,14 @@ def sections(settings: Settings) -> Iterator[Section]:
         settings: Device, repeats, sizes.
     """
     if settings.quick:
-        yield _optimizers(3, (12, 4), settings, 1)
+        yield _optimizers(3, (12, 4), settings, _Asked(1, 1, 1, 1))
+        yield _optimizers(1, (8, 8), settings, _Asked(products=5))
         yield _retractions((3, 12, 4), settings)
         return
-    yield _optimizers(1, (1024, 128), settings, 8)
-    yield _optimizers(1000, (32, 16), settings, 5)
-    yield _optimizers(1, (1000, 32, 16), settings, 0)
-    yield _optimizers(20, (225, 25), settings, 0)
-    yield _optimizers(1, (1024, 1024), settings, 0)
+    yield _optimizers(1, (1024, 128), settings, _Asked(cayley=8))
+    yield _optimizers(1000, (32, 16), settings, _Asked(9, 12, 12, 15))
+    yield _optimizers(1, (1000, 32, 16), settings)
+    yield _optimizers(20, (225, 25), settings)
+    yield _optimizers(1, (1024, 1024), settings, _Asked(products=5))
     for shape in [(1000, 32, 16), (1024, 128), (1024, 512), (1024, 1024)]:
         yield _retractions(shape, settings)
