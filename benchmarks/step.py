@@ -6,7 +6,8 @@ matrices come as separate parameters, as in a model, and once as one batched par
 them, all checks and writing them back are part of a step. Optimizers that are made of products
 alone are set against the time of one product of two 1024 x 1024 matrices into memory that is
 there. The last studies time retractions alone: the Cayley map as p x p, 2p x 2p and n x n systems
-(the same point in three ways, checked against the n x n form in float64), Cholesky-QR, QR and polar.
+(the same point in three ways, checked against the n x n form in float64), Cholesky-QR, QR and
+polar.
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ def cayley_descent(X: Tensor, G: Tensor, rate: float | Tensor, metric: str) -> T
     if n == p:  # B = 0, and A and M commute
         M = torch.eye(p, dtype=X.dtype, device=X.device) - A / 2
         return X + X @ solve(M, A)
-    B = plus_product(G, X, T, alpha=-1).mul_(rate)
+    if isinstance(rate, Tensor):
+        B = plus_product(G, X, T, alpha=-1).mul_(rate)
+    else:
+        B = plus_product(G, X, T, beta=rate, alpha=-rate)
     D = A.sub_(B.mH @ B, alpha=0.5)
     W = plus_product(B, X, D)
     return plus_product(X, W, inverse_near_identity(D.div_(2)))

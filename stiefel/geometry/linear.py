@@ -56,12 +56,12 @@ def add_product(C: Tensor, A: Tensor, B: Tensor, *, beta: float = 1, alpha: floa
     return function(C, A, B, beta=beta, alpha=alpha)
 
 
-def plus_product(Z: Tensor, X: Tensor, K: Tensor, alpha: int = 1) -> Tensor:
-    """``Z + alpha X K`` in one pass, for ``(..., n, p)`` and ``(..., p, p)``."""
+def plus_product(Z: Tensor, X: Tensor, K: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta Z + alpha X K`` in one pass, for ``(..., n, p)`` and ``(..., p, p)``."""
     if Z.ndim <= 3:
-        return add_product(Z, X, K, alpha=alpha)
+        return add_product(Z, X, K, beta=beta, alpha=alpha)
     Z3, X3, K3 = (A.reshape(-1, *A.shape[-2:]) for A in (Z, X, K))
-    return torch.baddbmm(Z3, X3, K3, alpha=alpha).reshape(Z.shape)
+    return torch.baddbmm(Z3, X3, K3, beta=beta, alpha=alpha).reshape(Z.shape)
 
 
 def readable(A: Tensor) -> bool:

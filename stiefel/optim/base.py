@@ -116,7 +116,7 @@ class RiemannianOptimizer(GroupedLeaves):
                 self._sortings[number] = sorting
             for part in sorting.parts:
                 kinds = {} if part.fresh else state_kinds
-                batches.append(self._batch(group, part, gradients, kinds))
+                batches.append(self._batch(group, part, gradients, facts.states, kinds))
             if sorting.ordinary:
                 euclidean.append((group, list(sorting.ordinary)))
         return Plan(batches, euclidean)
@@ -139,6 +139,7 @@ class RiemannianOptimizer(GroupedLeaves):
         group: dict[str, Any],
         part: Part,
         all_gradients: list[Tensor | None],
+        all_states: list[Mapping[str, Any]],
         kinds: Mapping[str, StateKind],
     ) -> Batch:
         leaves, joint = part.leaves, part.joint
@@ -155,7 +156,11 @@ class RiemannianOptimizer(GroupedLeaves):
                 f"{self.describe(leaf)}: a sparse gradient has no meaning on a manifold. Use "
                 "sparse=False in the layer that produces it"
             )
-        states = [self.state[leaf] for leaf in leaves] if kinds else []
+        states: dict[str, Tensor] = {}
+        for name, kind in kinds.items():
+            values = [all_states[place][name] for place in part.places]
+            settled = joint.settled(name, values)
+            states[name] = joint.join(values, kind) if settled is None else settled
         return Batch(
             manifold=part.manifold,
             group=group,
@@ -163,10 +168,7 @@ class RiemannianOptimizer(GroupedLeaves):
             joint=joint,
             points=joint.join(leaves, slot="points"),
             gradients=joint.join(gradients, slot="gradients"),
-            state={
-                name: joint.join([state[name] for state in states], kind)
-                for name, kind in kinds.items()
-            },
+            state=states,
         )
 
     @torch.no_grad()
@@ -266,12 +268,15 @@ class RiemannianOptimizer(GroupedLeaves):
             kinds = self._state_kinds(batch.group)
             write(leaves, joint.separate(proposal.points))
             for name, value in proposal.state.items():
-                parts = joint.separate(value, kinds[name])
-                if name in batch.state:
+                if joint.is_home(name, batch.state.get(name)):
+                    batch.state[name].copy_(value)
+                elif name in batch.state and not joint.many:
+                    parts = joint.separate(value, kinds[name])
                     write([self.state[leaf][name] for leaf in leaves], parts)
                 else:
+                    parts = joint.settle(name, value, kinds[name])
                     for leaf, part in zip(leaves, parts, strict=True):
-                        self.state[leaf][name] = part.clone()
+                        self.state[leaf][name] = part
         for group, leaves in plan.euclidean:
             step = EUCLIDEAN_STEPS[self.euclidean or "sgd"]
             if self.skip_nonfinite:

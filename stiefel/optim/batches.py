@@ -8,6 +8,7 @@ that is kept from step to step: new memory costs more than the arithmetic of sma
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -53,7 +54,42 @@ class Joint:
         self.ndim = ndim
         self.uniform = len(set(shapes)) == 1
         self._rooms: dict[str, tuple[Tensor, list[Tensor]]] = {}
+        self._homes: dict[str, tuple[Tensor, list[Tensor]]] = {}
         return self
+
+    def settle(self, name: str, joined: Tensor, kind: StateKind) -> Sequence[Tensor]:
+        """Makes a state of many leaves views of one tensor: it need not be joined again.
+
+        Args:
+            name: Of the state.
+            joined: Its value, joined; copied.
+            kind: What it is.
+
+        Returns:
+            The state of each leaf, in memory of its own or of all of them.
+        """
+        if not self.many:
+            return [part.clone() for part in self.separate(joined, kind)]
+        home = joined.clone()
+        parts = list(self.separate(home, kind))
+        self._homes[name] = (home, parts)
+        return parts
+
+    @property
+    def many(self) -> bool:
+        """Whether several tensors of one shape are joined."""
+        return self.uniform and len(self.shapes) > 1
+
+    def is_home(self, name: str, joined: Tensor | None) -> bool:
+        """Whether `joined` is the tensor that `settle` made for a state."""
+        return name in self._homes and self._homes[name][0] is joined
+
+    def settled(self, name: str, parts: Sequence[Tensor]) -> Tensor | None:
+        """The tensor of which `parts` are still the views that `settle` made; else None."""
+        home = self._homes.get(name)
+        if home is None or not all(map(operator.is_, home[1], parts)):
+            return None
+        return home[0]
 
     def piece(self, start: int, stop: int) -> Joint:
         """The joint of a slice of what is joined uniformly, along the first dimension."""

@@ -18,6 +18,7 @@ from stiefel.optim.batches import Joint
 
 __all__ = ["Facts", "Part", "Sorting", "sort"]
 
+_NONE: Mapping[str, Any] = {}
 #: A manifold, one object for all equal ones, and the dimensions of a point; None: no manifold.
 Met = tuple[Manifold | None, int]
 
@@ -40,13 +41,14 @@ class Facts:
         known_by: str | None,
     ) -> None:
         self.leaves = list(leaves)
+        self.states = [state.get(leaf, _NONE) for leaf in leaves] if known_by else []
         self.manifolds = [getattr(leaf, "manifold", None) for leaf in leaves]
         self.equal = (
             [gradient is None for gradient in gradients],
             [leaf.shape for leaf in leaves],
             [leaf.dtype for leaf in leaves],
             [leaf.device for leaf in leaves],
-            [known_by not in state.get(leaf, ()) for leaf in leaves] if known_by else None,
+            [known_by not in known for known in self.states] if known_by else None,
         )
 
     def same(self, other: Facts) -> bool:
