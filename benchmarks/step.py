@@ -64,8 +64,8 @@ _POGO = "stiefel POGO"
 _GEOOPT = "geoopt SGD, canonical"
 _GEOOPT_ADAM = "geoopt Adam, canonical"
 _PRODUCT = "one product"
-#: The fastest of ours that stays on the manifold, for many small matrices.
-_FASTEST = _OURS
+#: The fastest of ours for many small matrices. It stays near the manifold, not on it.
+_FASTEST = _LANDING
 #: Largest distance to the dense Cayley step computed in float64.
 _ORACLE_BOUND = 2e-5
 
@@ -184,9 +184,9 @@ class _Asked:
 def _goals(sizes: str, asked: _Asked) -> list[Goal]:
     faster = [
         ("RGD-C-C", _OURS, _GEOOPT, asked.cayley),
-        ("RGD-C, our fastest,", _FASTEST, _GEOOPT, asked.fastest),
+        ("Landing, our fastest,", _FASTEST, _GEOOPT, asked.fastest),
         ("RGDAdam", _OURS_ADAM, _GEOOPT_ADAM, asked.adam),
-        ("RGD-C, our fastest,", _FASTEST, _GEOOPT_ADAM, asked.fastest_adam),
+        ("Landing, our fastest,", _FASTEST, _GEOOPT_ADAM, asked.fastest_adam),
     ]
     goals = [
         Goal(f"{ours} at {sizes} at least {goal:g} times faster than {peer}", mine, peer, goal)

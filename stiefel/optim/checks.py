@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import LostManifoldError, NonFiniteError
-from stiefel.geometry.gram import gram
 from stiefel.manifolds import Manifold, Stiefel
 
 __all__ = [
@@ -22,6 +21,8 @@ __all__ = [
 ]
 
 _SHOWN = 5
+#: Matrices of so many columns are checked without the half of X^H X that symmetry makes twice.
+_QUARTERS_FROM = 512
 
 
 def _entries(tensor: Tensor) -> Tensor:
@@ -113,7 +114,21 @@ def off_manifold(manifold: Manifold, points: Tensor, slack: float = 1) -> Tensor
     if not isinstance(manifold, Stiefel) or points.numel() == 0:
         return None
     n, p = points.shape[-2:]
-    residual = gram(points)
-    residual.diagonal(dim1=-2, dim2=-1).sub_(1)
-    size = residual.abs() if residual.is_complex() else residual.abs_()
-    return ~(size.amax((-2, -1)) <= slack * manifold.tolerance_for(points.dtype, n, p))
+    bound = slack * manifold.tolerance_for(points.dtype, n, p)
+    return ~(_residual(points) <= bound)
+
+
+def _residual(X: Tensor) -> Tensor:
+    """The largest entry of ``|X^H X - I|``, shape ``(...)``; of large matrices by quarters."""
+    p = X.shape[-1]
+    if p < _QUARTERS_FROM:
+        gram = X.mH @ X
+        gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+        return _largest(gram)
+    left, right = X[..., : p // 2], X[..., p // 2 :]
+    outer = torch.maximum(_residual(left), _residual(right))
+    return torch.maximum(outer, _largest(left.mH @ right))
+
+
+def _largest(A: Tensor) -> Tensor:
+    return (A.abs() if A.is_complex() else A.abs_()).amax((-2, -1))

@@ -52,8 +52,9 @@ def largest_part(Z: Tensor) -> Tensor:
         Shape ``(..., 1, 1)``, real, never zero.
     """
     parts = torch.view_as_real(Z.resolve_conj()) if Z.is_complex() else Z
-    least, most = parts.flatten(Z.ndim - 2).aminmax(dim=-1)
-    return torch.maximum(most, -least)[..., None, None].clamp_min(torch.finfo(most.dtype).tiny)
+    flat = parts.flatten(Z.ndim - 2)
+    most = torch.maximum(flat.amax(-1), -flat.amin(-1))  # aminmax takes twenty times as long
+    return most[..., None, None].clamp_min(torch.finfo(most.dtype).tiny)
 
 
 def twice_skew(W: Tensor) -> tuple[Tensor, Tensor]:
