@@ -79,7 +79,9 @@ def test_the_summary(runs: dict[str, Path], method: str) -> None:
 
 @pytest.mark.parametrize("method", CONSTRAINED)
 def test_constrained_methods_stay_orthogonal_and_move(runs: dict[str, Path], method: str) -> None:
-    assert summary(runs[method])["orthogonality_error"] < 1e-5
+    error = summary(runs[method])["orthogonality_error"]
+    assert error < 1e-5 or METHODS[method].near
+    assert error < 0.5
     assert summary(runs[method])["loss"] != summary(runs["frozen"])["loss"]
 
 
@@ -162,7 +164,9 @@ def test_the_rule_of_learning_rates(task: str, method: str) -> None:
         **dict.fromkeys(METHODS, lr / 10),
         **dict.fromkeys(("frozen", "lstm", "gru")),
         **dict.fromkeys(("rgd-c-c", "rgd-c-qr"), canonical),
-        **dict.fromkeys(("rgd-e-c", "rgd-e-qr"), 2 * canonical),
+        **dict.fromkeys(("rgd-e-c", "rgd-e-qr", "landing", "pogo"), 2 * canonical),
+        **dict.fromkeys(("rgd-adam", "riemannian-adam"), 128 * lr / 10),
+        "stiefel-muon": 128**0.5 * lr / 10,
     }
     assert found.lr_orthogonal == pytest.approx(expected[method])
 

@@ -17,6 +17,11 @@ recurrent weight is therefore
   10 ln 8 = 20.8 at any delay, for pixel MNIST 784 ln 10 = 1805.);
 - *the point itself, Euclidean metric*: twice that. For a square matrix the Euclidean gradient is
   exactly half the canonical one, so that both metrics then take the same steps;
+- *steps of a length that the rate sets* (``rgd-adam``, ``riemannian-adam``: about the rate in
+  the Frobenius norm, whatever the gradient): ``hidden * lr / 10``, which is the length of a
+  matrix whose entries are ``lr / 10``, the step of the chart coordinates;
+- *steps whose spectral norm is the rate* (``stiefel-muon``): ``sqrt(hidden) * lr / 10``, for all
+  singular values of a step are equal and the Frobenius norm is ``sqrt(hidden)`` times as large;
 - *a plain weight* (``unconstrained``, ``rnn``, ``rnn-orth``, ``irnn``), by RMSprop: ``lr / 10``
   too. Nothing holds its norm: at `lr` its first steps alone make it expand, and a hundred steps of
   recurrence explode;
@@ -32,6 +37,9 @@ the baseline (``rgd-c-c``) and 2.0 % (``rgd-c-qr``); at 2.9e-3, 5.8e-3 and 1.2e-
 2.3 % and 2.1, 1.7, 1.9 %. On ``smnist`` it gives 3.9e-5, and the training loss of ``rgd-c-c`` at
 step 100 is 0.8; at 1e-4 and 3e-4 it is above 1.5, and at 3e-3 it does not leave the baseline.
 ``cwy`` on copying at once, twice and four times its rate: 1.1, 1.8, 2.9 %.
+``rgd-adam`` on copying at half, once and twice its rate: 2.3, 1.4, 1.0 %; at their rates
+``riemannian-adam`` 1.3, ``stiefel-muon`` 0.5, ``pogo`` 4.6, ``landing`` 2.7 % (with the optimizer's
+default radius, 0.5, it is 41 %).
 """
 
 from __future__ import annotations
@@ -44,7 +52,7 @@ from stiefel.errors import ConfigurationError, unknown
 
 __all__ = ["METHODS", "Method", "method"]
 
-Rate = Literal["chart", "canonical", "euclidean", "plain", "main", "none"]
+Rate = Literal["chart", "canonical", "euclidean", "length", "spectral", "plain", "main", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +67,7 @@ class Method:
         options: More options of the chart or the manifold.
         cell: The model, a name of `stiefel.experiments.cells.CELLS`.
         optimizer: What trains everything that is not on a manifold.
+        riemannian: What trains points on a manifold, a name of `stiefel.optim.build`.
         initialiser: The start of the recurrent weight; None takes the task's.
     """
 
@@ -69,7 +78,23 @@ class Method:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     cell: str = "orthogonal_rnn"
     optimizer: str = "rmsprop"
+    riemannian: str = "rgd"
     initialiser: str | None = None
+
+    def riemannian_options(self, rate: float | None) -> dict[str, float]:
+        """Options of the Riemannian optimizer beside its rate.
+
+        A step of the landing field shrinks a small distance to the manifold by the factor
+        ``1 - 2 rate attraction``: the attraction is set so that it is 1/2. The radius is 0.1. The
+        first gradients of a long recurrence are large and take the weight to the radius at once;
+        at 0.5, the default, most of its start is lost there.
+
+        Args:
+            rate: The learning rate of the recurrent weight.
+        """
+        if self.riemannian != "landing" or not rate:
+            return {}
+        return {"attraction": 1 / (4 * rate), "radius": 0.1}
 
     @property
     def trained(self) -> bool:
@@ -82,17 +107,23 @@ class Method:
         return self.via is not None
 
     @property
+    def near(self) -> bool:
+        """Whether its optimizer keeps the weight near the manifold only, as it documents."""
+        return self.riemannian in ("landing", "pogo")
+
+    @property
     def takes_reflections(self) -> bool:
         """Whether the number of Householder reflections can be chosen."""
         return self.via in ("cwy", "hr")
 
-    def orthogonal_rate(self, lr: float, baseline: float, length: int) -> float | None:
+    def orthogonal_rate(self, lr: float, baseline: float, length: int, hidden: int) -> float | None:
         """The learning rate of the recurrent weight, by the rule at the head of this module.
 
         Args:
             lr: The task's main learning rate.
             baseline: The task's loss without memory.
             length: Steps of a sequence.
+            hidden: Rows of the recurrent weight.
 
         Returns:
             The rate; None where the recurrent weight has no rate of its own.
@@ -104,9 +135,28 @@ class Method:
                 return 100 * lr / (baseline * length)
             case "euclidean":
                 return 200 * lr / (baseline * length)
+            case "length":
+                return hidden * lr / 10
+            case "spectral":
+                return hidden**0.5 * lr / 10
             case _:
                 return None
 
+
+#: Methods whose optimizer is not RGD: name, what it is, via, rate, optimizer.
+_BEYOND_GRADIENT_DESCENT: tuple[tuple[str, str, str, Rate, str], ...] = (
+    ("rgd-adam", "Cayley Adam, one second moment a matrix", "rgd-adam", "length", "rgd-adam"),
+    ("riemannian-adam", "Adam of Riemannian gradients, Cayley", "rgd-e-c", "length", "adam"),
+    (
+        "landing",
+        "landing field, near the manifold, no retraction",
+        "landing",
+        "euclidean",
+        "landing",
+    ),
+    ("pogo", "tangent step and normal correction, near the manifold", "pogo", "euclidean", "pogo"),
+    ("stiefel-muon", "spectral steepest descent", "stiefel-muon", "spectral", "stiefel-muon"),
+)
 
 METHODS: dict[str, Method] = {
     entry.name: entry
@@ -123,6 +173,10 @@ METHODS: dict[str, Method] = {
         Method("rgd-e-c", "gradient descent, Euclidean metric, Cayley", "rgd-e-c", "euclidean"),
         Method("rgd-c-qr", "gradient descent, canonical metric, QR", "rgd-c-qr", "canonical"),
         Method("rgd-e-qr", "gradient descent, Euclidean metric, QR", "rgd-e-qr", "euclidean"),
+        *(
+            Method(name, summary, via, rate, riemannian=riemannian)
+            for name, summary, via, rate, riemannian in _BEYOND_GRADIENT_DESCENT
+        ),
         Method("unconstrained", "orthogonal start, then any matrix", None, "plain"),
         Method(
             "asrnn", "adaptive-saturated RNN of two exponentials", "exprnn", "chart", cell="asrnn"

@@ -135,6 +135,8 @@ class Experiment(LightningModule):
             lr_orthogonal=rate,
             lr_riemannian=rate,
             optimizer=self.method.optimizer,
+            riemannian=self.method.riemannian,
+            riemannian_options=self.method.riemannian_options(rate),
         )
 
     def train_dataloader(self) -> StepStream:

@@ -143,7 +143,7 @@ def resolve(options: TrainOptions, task: Task) -> TrainOptions:
     batch_size = _positive("--batch-size", _default(options.batch_size, recipe.batch_size))
     check_reflections(chosen, options.reflections, hidden)
     lr = _rate("--lr", _default(options.lr, recipe.lr))
-    own_rate = chosen.orthogonal_rate(lr, task.baseline, task.length)
+    own_rate = chosen.orthogonal_rate(lr, task.baseline, task.length, hidden)
     if own_rate is None and options.lr_orthogonal is not None:
         raise ConfigurationError(
             f"--lr-orthogonal: {chosen.name} has no learning rate of its own for the recurrent "

@@ -12,10 +12,15 @@ from stiefel.errors import ConfigurationError, unknown
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.combined import CombinedOptimizer
 from stiefel.optim.groups import manifold_of
+from stiefel.optim.landing import Landing
+from stiefel.optim.muon import StiefelMuon
+from stiefel.optim.pogo import POGO
 from stiefel.optim.rgd import RGD
+from stiefel.optim.rgd_adam import RGDAdam
+from stiefel.optim.riemannian_adam import RiemannianAdam
 from stiefel.parameter import constraints
 
-__all__ = ["OPTIMIZERS", "build"]
+__all__ = ["OPTIMIZERS", "RIEMANNIAN", "build"]
 
 #: Names that ``optimizer=`` takes.
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -23,6 +28,15 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "rmsprop": torch.optim.RMSprop,
     "sgd": torch.optim.SGD,
+}
+#: Names that ``riemannian=`` takes.
+RIEMANNIAN: dict[str, type[RiemannianOptimizer]] = {
+    "rgd": RGD,
+    "rgd-adam": RGDAdam,
+    "adam": RiemannianAdam,
+    "landing": Landing,
+    "pogo": POGO,
+    "stiefel-muon": StiefelMuon,
 }
 
 
@@ -34,7 +48,7 @@ def build(
     lr_riemannian: float | Tensor | None = None,
     optimizer: str | type[torch.optim.Optimizer] = "adam",
     optimizer_options: Mapping[str, Any] | None = None,
-    riemannian: type[torch.optim.Optimizer] = RGD,
+    riemannian: str | type[torch.optim.Optimizer] = "rgd",
     riemannian_options: Mapping[str, Any] | None = None,
     skip_nonfinite: bool = False,
 ) -> CombinedOptimizer:
@@ -55,7 +69,10 @@ def build(
         optimizer: ``"adam"``, ``"adamw"``, ``"rmsprop"``, ``"sgd"``, or a class that takes groups
             and ``lr=``.
         optimizer_options: Further options of that optimizer.
-        riemannian: Class of the Riemannian optimizer; geoopt's work as well.
+        riemannian: ``"rgd"``, ``"rgd-adam"``, ``"adam"`` (`RiemannianAdam`), ``"landing"``,
+            ``"pogo"``, ``"stiefel-muon"``, or a class; geoopt's work as well. The short forms
+            ``"rgd-adam"``, ``"landing"``, ``"pogo"`` and ``"stiefel-muon"`` of
+            `stiefel.orthogonal` make the manifolds that they need.
         riemannian_options: Further options of it.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, without
             the host reading anything, instead of a `NonFiniteError` that leaves all untouched.
@@ -64,7 +81,7 @@ def build(
         A `torch.optim.Optimizer`; see `CombinedOptimizer` for its groups.
 
     Raises:
-        UnknownNameError: If the name of the optimizer is unknown.
+        UnknownNameError: If the name of an optimizer is unknown.
         ConfigurationError: If the model has no parameters, or the optimizer evaluates its closure
             several times (L-BFGS).
         LostManifoldError: If a Riemannian weight has lost its manifold.
@@ -81,7 +98,8 @@ def build(
     lr_orthogonal = lr / 10 if lr_orthogonal is None else lr_orthogonal
     lr_riemannian = _copy(lr_orthogonal) if lr_riemannian is None else lr_riemannian
     further = _checked(riemannian_options, "riemannian_options")
-    if issubclass(riemannian, RiemannianOptimizer):
+    kind = _riemannian_class(riemannian)
+    if issubclass(kind, RiemannianOptimizer):
         further.setdefault("skip_nonfinite", skip_nonfinite)
     ordinary = _make(
         _optimizer_class(optimizer),
@@ -91,7 +109,7 @@ def build(
         **_checked(optimizer_options, "optimizer_options"),
     )
     points_group = {"params": points, "lr": lr_riemannian, "role": "manifold"}
-    moving = _make(riemannian, points_group, lr=lr_riemannian, **further)
+    moving = _make(kind, points_group, lr=lr_riemannian, **further)
     combined = CombinedOptimizer(model, ordinary, moving, skip_nonfinite=skip_nonfinite)
     combined.check()
     return combined
@@ -125,6 +143,19 @@ def _optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch
             "torch.optim.LBFGS alone on a model whose weights are all parametrized"
         )
     return optimizer
+
+
+def _riemannian_class(riemannian: str | type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    if isinstance(riemannian, str):
+        if riemannian not in RIEMANNIAN:
+            raise unknown("Riemannian optimizer", riemannian, RIEMANNIAN)
+        return RIEMANNIAN[riemannian]
+    if not (isinstance(riemannian, type) and issubclass(riemannian, torch.optim.Optimizer)):
+        raise ConfigurationError(
+            f"expected the name or the class of a Riemannian optimizer, got {riemannian!r}: pass "
+            "the class, and its options as riemannian_options"
+        )
+    return riemannian
 
 
 def _checked(options: Mapping[str, Any] | None, name: str) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def _half(n: int) -> int:
 
 
 #: Names from the papers: a chart and options that the name implies; an option may be a function of
-#: the number of rows. For the manifold RGD-{inner product}-{retraction}.
+#: the number of rows. For the manifold RGD-{inner product}-{retraction}, and the manifolds that the
+#: optimizers of those names need (`stiefel.optim.build(..., riemannian=name)` chooses them).
 SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "exprnn": ("matrix_exp", {"base": "identity"}),
     "dtriv": ("matrix_exp", {"rebase_every": 100, "project_every": 100}),
@@ -36,6 +37,10 @@ SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "rgd-e-c": ("riemannian", {"inner": "euclidean", "retraction": "cayley"}),
     "rgd-c-qr": ("riemannian", {"inner": "canonical", "retraction": "qr"}),
     "rgd-e-qr": ("riemannian", {"inner": "euclidean", "retraction": "qr"}),
+    "rgd-adam": ("riemannian", {"inner": "euclidean", "retraction": "cayley"}),
+    "landing": ("riemannian", {"inner": "euclidean", "tolerance": 0.5}),
+    "pogo": ("riemannian", {"inner": "euclidean", "tolerance": 0.05}),
+    "stiefel-muon": ("riemannian", {"inner": "euclidean", "retraction": "polar"}),
     "hr": ("householder", {}),
     "scornn": ("cayley", {"negative": _half}),
     "eurnn": ("givens", {}),

@@ -1,0 +1,53 @@
+"""The names of Riemannian optimizers, and the short forms that make manifolds for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import stiefel
+from stiefel import geometry
+from stiefel.errors import ConfigurationError, UnknownNameError
+from stiefel.optim import build
+from stiefel.optim.build import RIEMANNIAN
+from stiefel.parameter import SHORT_FORMS
+
+#: For each name a way to store a weight that its optimizer takes.
+VIAS = {name: name if name in SHORT_FORMS else "rgd-c-c" for name in RIEMANNIAN}
+
+
+@pytest.mark.parametrize("name", RIEMANNIAN)
+@pytest.mark.parametrize("sizes", [(6, 6), (8, 3)], ids=str)
+def test_a_name_is_its_class_on_the_manifold_of_its_short_form(name, sizes, device):
+    layer = nn.Linear(sizes[1], sizes[0], device=device)
+    stiefel.orthogonal(layer, via=VIAS[name])
+    optimizer = build(layer, lr=1e-2, lr_riemannian=5e-2, riemannian=name)
+    assert type(optimizer.riemannian) is RIEMANNIAN[name]
+    (constraint,) = stiefel.constraints(layer)
+    x, goal = torch.randn(8, sizes[1], device=device), torch.randn(8, sizes[0], device=device)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (layer(x) - goal).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        bound = constraint.manifold.tolerance_for(torch.float32, *sizes)
+        assert geometry.orthonormality_residual(constraint.point) <= bound
+    assert losses[-1] < losses[0]
+
+
+def test_what_is_refused():
+    layer = stiefel.orthogonal(nn.Linear(5, 5), via="rgd-c-c")
+    with pytest.raises(UnknownNameError, match=r"landing, pogo.*Did you mean 'landing'"):
+        build(layer, lr=0.1, riemannian="lending")
+    with pytest.raises(ConfigurationError, match="name or the class of a Riemannian optimizer"):
+        build(
+            layer,
+            lr=0.1,
+            riemannian=stiefel.optim.RGD([torch.nn.Parameter(torch.eye(2))], 0.1, euclidean="sgd"),
+        )
+    for name in ("landing", "pogo"):
+        with pytest.raises(ConfigurationError, match="tolerance="):
+            build(layer, lr=0.1, riemannian=name)
