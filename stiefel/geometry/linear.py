@@ -26,6 +26,8 @@ _TRUSTED = 64
 #: How many factors (I + E^(2^k)) stand for (I - E)^-1 where they suffice; with more of them a
 #: factorisation is as fast.
 _FACTORS = (3, 4)
+#: Rows of a batch of matrices from which that is faster.
+_MANY = 128
 
 
 def adjoint(A: Tensor) -> Tensor:
@@ -104,9 +106,10 @@ def inverse_near_identity(E: Tensor) -> Tensor:
     ``(I + E)(I + E^2)(I + E^4) ...`` with three or four factors, as many as leave nothing in the
     working precision: batched products take a third of the time of batched factorisations. The
     rest after m factors is ``(I - E)^-1 E^(2^m)``, of norm ``|E^2|_F^(2^(m-1))`` at most. Else it
-    is `inverse`. The choice is made for each matrix by itself.
+    is `inverse`, and for few small matrices. In a batch each matrix is decided on by itself.
     """
-    if not readable(E) or E.requires_grad or E.numel() == 0:
+    few = E.shape[:-1].numel() < _MANY
+    if few or not readable(E) or E.requires_grad or E.numel() == 0:
         return _inverse_of_rest(E)
     square = E @ E
     rest = torch.linalg.vector_norm(square, dim=(-2, -1))
