@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stiefel.errors import unknown
+from stiefel.errors import ConfigurationError, unknown
 
-__all__ = ["LEAKY_SLOPE", "NONLINEARITIES", "ModReLU", "activate", "modrelu"]
+__all__ = ["LEAKY_SLOPE", "NONLINEARITIES", "ModReLU", "activate", "check_complex", "modrelu"]
 
 #: Slope of `leaky_relu` for negative arguments.
 LEAKY_SLOPE = 0.1
@@ -23,7 +23,7 @@ _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
 
 
 def modrelu(z: Tensor, beta: Tensor) -> Tensor:
-    """modReLU: ``sign(z) relu(|z| + beta)``, with sign(0) = 0.
+    """modReLU: ``sign(z) relu(|z| + beta)``, with sign(0) = 0; sign(z) = z / |z| for complex z.
 
     With ``beta = 0`` it is the identity. At ``z = 0`` value and gradients are exactly zero.
 
@@ -34,7 +34,7 @@ def modrelu(z: Tensor, beta: Tensor) -> Tensor:
     Returns:
         A tensor of the shape of `z`.
     """
-    return torch.sign(z) * torch.relu(z.abs() + beta)
+    return torch.sgn(z) * torch.relu(z.abs() + beta)
 
 
 class ModReLU(nn.Module):
@@ -214,6 +214,55 @@ class _ModReLU(Kernel):
         gradient.addmv_(signed.t(), ones[: len(signed)])
 
 
+class _Modulus(Kernel):
+    """modReLU on the modulus of complex units, of which z `(B, 2 H)` holds [Re z, Im z].
+
+    With r = |z| and e = z / r: h = (r + beta) e for r + beta > 0, else 0. dh goes back as
+    dz = <e, dh> e + (|h| / r) (dh - <e, dh> e), where |h| / r is (r + beta) / r, and to beta as
+    <e, dh>, the radial part, which is also that of dz. In terms of h: e = h / |h| and
+    r = |h| - beta, to the rounding of |h|.
+    """
+
+    def __init__(
+        self, like: Tensor, steps: int, beta: Tensor | None = None, negative: Tensor | None = None
+    ) -> None:
+        super().__init__(like, steps, beta, negative)
+        assert beta is not None
+        self.bias = beta
+        self.scale = like.new_empty(like.shape[0], len(beta))
+        self.modulus = torch.empty_like(self.scale)
+
+    def forward_(self, z: Tensor, t: int) -> None:
+        parts = z.unflatten(1, (2, -1))
+        torch.hypot(parts[:, 0], parts[:, 1], out=self.modulus).clamp_(min=_LEAST_MODULUS)
+        torch.add(self.modulus, self.bias, out=self.scale).clamp_(min=0).div_(self.modulus)
+        parts.mul_(self.scale.unsqueeze(1))
+
+    def begin(self, h: Tensor, first: int) -> None:
+        parts = h.unflatten(-1, (2, -1))
+        modulus = torch.hypot(parts[..., 0, :], parts[..., 1, :])
+        active = modulus > 0
+        self.unit = parts / modulus.clamp(min=_LEAST_MODULUS).unsqueeze(-2)
+        least = modulus * torch.finfo(h.dtype).eps
+        rate = modulus / torch.maximum(modulus - self.bias, least).clamp(min=_LEAST_MODULUS)
+        self.rate = torch.where(active, rate, 0.0)
+        self.units, self.rates = self.unit.unbind(0), self.rate.unsqueeze(-2).unbind(0)
+
+    def backward_(self, delta: Tensor, j: int) -> None:
+        parts, unit, rate = delta.unflatten(1, (2, -1)), self.units[j], self.rates[j]
+        radial = (parts * unit).sum(1, keepdim=True)
+        parts.mul_(rate).addcmul_(unit, radial * (1 - rate))
+
+    def add_bias_gradient_(self, gradient: Tensor, delta: Tensor, ones: Tensor) -> None:
+        gradient.add_((self.unit * delta.unflatten(-1, (2, -1))).sum((0, 1, 2)))
+
+
+#: Moduli are divided by; below this one a complex number counts as zero.
+_LEAST_MODULUS = 1e-30
+
+#: Name of the kernel of modReLU on complex states.
+MODULUS = "modulus"
+
 #: The kernel of each nonlinearity, by name.
 KERNELS: dict[str, type[Kernel]] = {
     "modrelu": _ModReLU,
@@ -222,7 +271,23 @@ KERNELS: dict[str, type[Kernel]] = {
     "leaky_relu": _LeakyReLU,
     "tanh": _Tanh,
     "identity": Kernel,
+    MODULUS: _Modulus,
 }
 
 #: Names of the nonlinearities that a recurrence can take.
-NONLINEARITIES: tuple[str, ...] = tuple(KERNELS)
+NONLINEARITIES: tuple[str, ...] = tuple(name for name in KERNELS if name != MODULUS)
+
+_COMPLEX = ("modrelu", "identity")
+
+
+def check_complex(nonlinearity: str, dtype: torch.dtype | None) -> None:
+    """Refuses a nonlinearity that complex states do not have.
+
+    Raises:
+        ConfigurationError: If the dtype is complex and it is neither modReLU nor the identity.
+    """
+    if dtype is not None and dtype.is_complex and nonlinearity not in _COMPLEX:
+        raise ConfigurationError(
+            f"complex states take nonlinearity 'modrelu' (on the modulus) or 'identity', got "
+            f"{nonlinearity!r}: relu and tanh act on real numbers, and abs would make them real"
+        )

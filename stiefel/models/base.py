@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
 from stiefel.models.step import LayerStep, Stepper
+from stiefel.numerics import real_dtype
 
 __all__ = ["RecurrentNetwork"]
 
@@ -41,10 +42,14 @@ class RecurrentNetwork(nn.Module):
 
     Raises:
         ConfigurationError: If a size or the dropout is out of range.
+        DtypeError: If the dtype is an integer, or complex and the network is real.
     """
 
     #: What a state is made of; each part is learned under its name with `learnable_h0`.
     state_names: ClassVar[tuple[str, ...]] = ("h0",)
+
+    #: Whether there is a form with complex weights and states.
+    takes_complex: ClassVar[bool] = False
 
     h0: nn.Parameter | None
 
@@ -64,6 +69,7 @@ class RecurrentNetwork(nn.Module):
     ) -> None:
         super().__init__()
         _check_sizes(input_size, hidden_size, num_layers, dropout)
+        self._check_dtype(dtype)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
         self.directions = 2 if bidirectional else 1
@@ -73,6 +79,15 @@ class RecurrentNetwork(nn.Module):
                 num_layers * self.directions, hidden_size, device=device, dtype=dtype
             )
             self.register_parameter(name, nn.Parameter(zero) if learnable_h0 else None)
+
+    def _check_dtype(self, dtype: torch.dtype | None) -> None:
+        if dtype is None or dtype.is_floating_point or (dtype.is_complex and self.takes_complex):
+            return
+        kinds = "floating point or complex" if self.takes_complex else "real floating point"
+        raise DtypeError(
+            f"expected a {kinds} dtype for {type(self).__name__}, got {dtype}; OrthogonalRNN has "
+            "complex states"
+        )
 
     def _make_layers(self, layer: Callable[[int], nn.Module]) -> None:
         self.layers = nn.ModuleList(
@@ -185,16 +200,20 @@ class RecurrentNetwork(nn.Module):
         if x.data.shape[-1] != self.input_size:
             raise self._feature_error(x.data)
         data = self._to_dtype(x.data, "input")
-        padded, steps = pad_packed_sequence(PackedSequence(data, x.batch_sizes))
+        parts = torch.view_as_real(data) if data.is_complex() else data  # as torch packs reals only
+        padded, steps = pad_packed_sequence(PackedSequence(parts, x.batch_sizes))
+        padded = torch.view_as_complex(padded) if data.is_complex() else padded
         states = self._first_states(h0, padded.shape[1], True)
         if h0 is not None and x.sorted_indices is not None:
             states = [None if h is None else h.index_select(1, x.sorted_indices) for h in states]
         output, last = self._run(padded, states, steps)
-        packed = pack_padded_sequence(output, steps)
+        parts = torch.view_as_real(output) if output.is_complex() else output
+        packed = pack_padded_sequence(parts, steps)
+        rows = torch.view_as_complex(packed.data) if output.is_complex() else packed.data
         if x.unsorted_indices is not None:
             last = [end.index_select(1, x.unsorted_indices) for end in last]
         return (
-            PackedSequence(packed.data, x.batch_sizes, x.sorted_indices, x.unsorted_indices),
+            PackedSequence(rows, x.batch_sizes, x.sorted_indices, x.unsorted_indices),
             self._state(last),
         )
 
@@ -246,7 +265,7 @@ class RecurrentNetwork(nn.Module):
             )
         wanted = like.dtype
         if wanted.is_complex and not tensor.is_complex() and name == "input":
-            wanted = wanted.to_real()
+            wanted = real_dtype(wanted)
         if tensor.dtype == wanted:
             return tensor
         if tensor.dtype.is_floating_point and torch.is_autocast_enabled(tensor.device.type):

@@ -51,7 +51,10 @@ class RecurrentLayer(nn.Module):
         self.recurrent = nn.Linear(hidden_size, hidden_size, bias=False, **empty)
         beta = None
         if nonlinearity == "modrelu":
-            beta = nn.Parameter(torch.empty(hidden_size, **empty))
+            like = self.input.weight
+            beta = nn.Parameter(
+                torch.empty(hidden_size, device=like.device, dtype=like.dtype.to_real())
+            )
         self.register_parameter("beta", beta)
         self._start(input_init, generator)
         start_weight(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stiefel.errors import unknown
-from stiefel.models.activations import NONLINEARITIES
+from stiefel.models.activations import NONLINEARITIES, check_complex
 from stiefel.models.base import RecurrentNetwork
 from stiefel.models.layer import Initializer, RecurrentLayer
 from stiefel.parametrizations import Parametrization
@@ -23,6 +23,12 @@ class OrthogonalRNN(RecurrentNetwork):
     Q, h_0 = 0. Every recurrent weight goes through `stiefel.orthogonal` and is read, as an
     operator, once per sequence; nothing is kept between calls. The recurrence itself runs in
     float32 or float64 even under autocast (`stiefel.models.rollout`).
+
+    With a complex `dtype` it is a unitary RNN (uRNN and EURNN by ``via="urnn"`` and ``"eurnn"``,
+    any other complex chart as well): states, kernel and Q are complex, inputs real or complex,
+    modReLU acts on the modulus with a real bias, ``sigma(z) = z / |z| relu(|z| + beta)``, and the
+    only other nonlinearity is the identity. The real twin of twice the size
+    (`stiefel.geometry.realify`) takes the same steps. `SequenceModel` reads [Re h, Im h] out.
 
     Layer l and direction d are ``rnn.layers[l * directions + d]``, each a `RecurrentLayer`; its
     recurrent weight is ``rnn.layers[i].recurrent.weight`` `(hidden_size, hidden_size)`.
@@ -50,7 +56,7 @@ class OrthogonalRNN(RecurrentNetwork):
             directions, H)` for each layer and direction, zero at the start.
         generator: Source of randomness of all starts.
         device: Device of the parameters.
-        dtype: Dtype of the parameters.
+        dtype: Dtype of the parameters. A complex one makes a unitary network: see above.
         **options: Options of the chart or the metric, such as ``reflections=`` or ``retraction=``.
 
     Raises:
@@ -66,6 +72,8 @@ class OrthogonalRNN(RecurrentNetwork):
         >>> output.shape, h_n.shape
         (torch.Size([50, 8, 64]), torch.Size([1, 8, 64]))
     """
+
+    takes_complex = True
 
     def __init__(
         self,
@@ -90,6 +98,7 @@ class OrthogonalRNN(RecurrentNetwork):
     ) -> None:
         if nonlinearity not in NONLINEARITIES:
             raise unknown("nonlinearity", nonlinearity, NONLINEARITIES)
+        check_complex(nonlinearity, dtype)
         bias = nonlinearity != "modrelu" if bias is None else bias
 
         def layer(features: int) -> RecurrentLayer:

@@ -20,9 +20,10 @@ from stiefel.errors import (
     unknown,
 )
 from stiefel.geometry.kernel import first_derivative, kernel_op
+from stiefel.models._twin import Factors, from_twin, real_twin
 from stiefel.models._walk import Problem, walk_backward, walk_forward
-from stiefel.models.activations import NONLINEARITIES
-from stiefel.numerics import compute_dtype
+from stiefel.models.activations import MODULUS, NONLINEARITIES, check_complex
+from stiefel.numerics import compute_dtype, real_dtype
 from stiefel.operators import CompactWY, Operator
 
 __all__ = ["as_factors", "as_lengths", "rollout"]
@@ -214,19 +215,29 @@ def _check(
     for name, tensor in vectors.items():
         if tensor is not None and tensor.shape != wanted[name]:
             raise ShapeError(f"expected {name} of shape {wanted[name]}, got {tuple(tensor.shape)}")
-    if not x.dtype.is_floating_point:
+    if not (x.dtype.is_floating_point or (x.is_complex() and kernel.is_complex())):
         raise DtypeError(f"expected a real floating point input, got {x.dtype}: use x.float()")
+    dtypes = {"kernel": x.dtype, "bias": x.dtype, "beta": x.dtype, "h0": x.dtype}
+    if kernel.is_complex():
+        of_complex = kernel.dtype
+        real = real_dtype(of_complex)
+        dtypes = dict.fromkeys(dtypes, of_complex) | {"beta": real}
+        if x.dtype not in (of_complex, real):
+            raise DtypeError(
+                f"expected an input of {real} or {of_complex} for weights of {of_complex}, got "
+                f"{x.dtype}"
+            )
     for name, tensor in {"kernel": kernel, **vectors}.items():
-        if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device):
+        if tensor is not None and (tensor.dtype != dtypes[name] or tensor.device != x.device):
             raise DtypeError(
                 f"expected an input and weights of one dtype on one device, got an input of "
                 f"{x.dtype} on {x.device} and {name} of {tensor.dtype} on {tensor.device}: "
                 "convert with .to(dtype=..., device=...)"
             )
-    if recurrent.dtype not in (x.dtype, compute_dtype(x.dtype)):
+    if recurrent.dtype not in (kernel.dtype, compute_dtype(kernel.dtype)):
         raise DtypeError(
-            f"expected a recurrent weight of {x.dtype}, as the input, got {recurrent.dtype}: "
-            "convert one of them with .to(dtype=...)"
+            f"expected a recurrent weight of {kernel.dtype}, as the input kernel, got "
+            f"{recurrent.dtype}: convert one of them with .to(dtype=...)"
         )
 
 
@@ -248,9 +259,7 @@ def as_lengths(lengths: Tensor | Sequence[int], x: Tensor) -> Tensor:
     return tensor.to(device=x.device, dtype=torch.int64)
 
 
-def as_factors(
-    recurrent: Tensor | Operator, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def as_factors(recurrent: Tensor | Operator, dtype: torch.dtype) -> Factors:
     """The matrix, or (U, F Y, diagonal of F) of a compact form that has few columns."""
     if isinstance(recurrent, Tensor):
         return recurrent.to(dtype), None, None
@@ -283,6 +292,9 @@ def rollout(
 ) -> tuple[Tensor, Tensor]:
     """Runs the recurrence over a whole sequence: h_t = sigma(h_{t-1} Q^T + x_t V^T + b).
 
+    With complex weights the states are complex, and sigma is modReLU on the modulus or the
+    identity; it is computed as the real twin of twice the size (`stiefel.geometry.realify`).
+
     One differentiable function, walked in chunks of 8 to 32 steps that stay in cache. Kept for
     the backward pass: the hidden sequence, and for ``abs`` a sign of one byte an entry; nothing
     else, and nothing that grows faster than T. Everything is computed in full precision: autocast
@@ -293,13 +305,13 @@ def rollout(
     never formed; any other is formed once.
 
     Args:
-        x: Inputs `(T, B, K)`, T >= 1; B may be 0.
+        x: Inputs `(T, B, K)`, T >= 1; B may be 0. Real or complex where the weights are complex.
         kernel: V `(H, K)`.
         recurrent: Q `(H, H)`, a tensor or an operator.
         nonlinearity: ``"modrelu"``, ``"abs"``, ``"relu"``, ``"leaky_relu"`` (slope 0.1),
             ``"tanh"`` or ``"identity"``.
         bias: b `(H,)` or None.
-        beta: Bias of modReLU `(H,)`; zero when None. Only modReLU takes one.
+        beta: Bias of modReLU `(H,)`, real; zero when None. Only modReLU takes one.
         h0: First state `(B, H)`; zero when None.
         lengths: Steps of each sequence `(B,)`, from 1 to T; all have T when None. What lies past
             the end of a sequence is never read.
@@ -319,14 +331,37 @@ def rollout(
         raise unknown("nonlinearity", nonlinearity, NONLINEARITIES)
     if nonlinearity != "modrelu" and beta is not None:
         raise ConfigurationError(f"beta is the bias of modrelu, {nonlinearity} takes none")
-    vectors = {"bias": bias, "beta": beta, "h0": h0}
-    _check(x, kernel, recurrent, vectors)
-    given, working = x.dtype, compute_dtype(x.dtype)
+    check_complex(nonlinearity, kernel.dtype)
+    _check(x, kernel, recurrent, {"bias": bias, "beta": beta, "h0": h0})
     if nonlinearity == "modrelu" and beta is None:
         nonlinearity = "identity"  # what modReLU with a zero bias is
-    left, right, sign = as_factors(recurrent, working)
-    bias, beta, h0 = (None if each is None else each.to(working) for each in vectors.values())
-    x, kernel = x.to(working), kernel.to(working)
+    given, working = kernel.dtype, compute_dtype(kernel.dtype)
+    factors = as_factors(recurrent, working)
+    bias, h0 = (None if each is None else each.to(working) for each in (bias, h0))
+    kernel = kernel.to(working)
+    x = x.to(working if x.is_complex() else real_dtype(working))
+    beta = None if beta is None else beta.to(real_dtype(working))
+    if given.is_complex:
+        x, kernel, bias, h0, factors = real_twin(x, kernel, bias, h0, factors)
+        nonlinearity = MODULUS if nonlinearity == "modrelu" else nonlinearity
+    states, last = _walked(x, kernel, factors, bias, beta, h0, lengths, nonlinearity, reverse)
+    if given.is_complex:
+        return from_twin(states).to(given), from_twin(last).to(given)
+    return states.to(given), last.to(given)
+
+
+def _walked(
+    x: Tensor,
+    kernel: Tensor,
+    factors: Factors,
+    bias: Tensor | None,
+    beta: Tensor | None,
+    h0: Tensor | None,
+    lengths: Tensor | Sequence[int] | None,
+    nonlinearity: str,
+    reverse: bool,
+) -> tuple[Tensor, Tensor]:
+    """The walk over real tensors of one dtype, each sequence within its own length."""
     turn = None
     if lengths is not None:
         lengths = as_lengths(lengths, x)
@@ -334,8 +369,8 @@ def rollout(
             turn, reverse = _reversal(lengths, len(x)), False
             x = x.gather(0, turn.expand_as(x))
     states, last, _ = _Rollout.apply(
-        x, kernel, bias, left, right, sign, beta, h0, lengths, nonlinearity, reverse
+        x, kernel, bias, *factors, beta, h0, lengths, nonlinearity, reverse
     )
     if turn is not None:
         states = states.gather(0, turn.expand_as(states))
-    return states.to(given), last.to(given)
+    return states, last

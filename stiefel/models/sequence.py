@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from stiefel.errors import unknown
+from stiefel.geometry import realify_vector
 from stiefel.models.counts import linear_parameters
 
 __all__ = ["HEAD_INITIALIZERS", "SequenceModel"]
@@ -21,6 +22,8 @@ _READOUTS = ("all", "last")
 
 class SequenceModel(nn.Module):
     """Logits of a sequence, ``Linear(h_t)``: for each step, or from the last state only.
+
+    The head of a complex network is real and takes [Re h, Im h], as in uRNN.
 
     Args:
         rnn: An `OrthogonalRNN`, or anything called like `torch.nn.RNN` (LSTM and GRU included).
@@ -58,10 +61,14 @@ class SequenceModel(nn.Module):
             raise unknown("readout", readout, _READOUTS)
         self.rnn, self.readout = rnn, readout
         self.directions = 2 if getattr(rnn, "bidirectional", False) else 1
-        like = next(rnn.parameters())
+        parameters = list(rnn.parameters())
+        self.complex = any(parameter.is_complex() for parameter in parameters)
         features: Any = rnn.hidden_size
         self.head = nn.Linear(
-            features * self.directions, out_features, device=like.device, dtype=like.dtype
+            features * self.directions * (2 if self.complex else 1),
+            out_features,
+            device=parameters[0].device,
+            dtype=parameters[0].dtype.to_real(),
         )
         self._start(head_init, generator)
 
@@ -94,10 +101,14 @@ class SequenceModel(nn.Module):
         arguments = (x, h0) if lengths is None else (x, h0, lengths)
         output, state = self.rnn(*arguments)
         if self.readout == "last":
-            return self.head(self._last(state))
+            return self._logits(self._last(state))
         if isinstance(output, PackedSequence):
-            return output._replace(data=self.head(output.data))
-        return self.head(output)
+            return output._replace(data=self._logits(output.data))
+        return self._logits(output)
+
+    def _logits(self, h: Tensor) -> Tensor:
+        """The head on h, or on [Re h, Im h]."""
+        return self.head(realify_vector(h) if self.complex else h)
 
     def expected_parameters(self, *, effective: bool = False) -> int:
         """The number of parameters, by formula: those of the network and those of the head.
