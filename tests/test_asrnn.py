@@ -196,6 +196,47 @@ def test_published_count_of_copying() -> None:
     assert model.expected_parameters(effective=True) == 21_813
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_first": True}, {"bidirectional": True}], ids=str)
+def test_a_head_takes_the_decoder_into_its_weight(options: dict[str, Any]) -> None:
+    """W (a R) = a (W R^T)^T: the same logits and gradients as when the states are made."""
+    rnn = double(3, 9, 2, a=0.3, b=1.5, eps=0.05, **options)
+    x, lengths = torch.randn(5, 5, 3, dtype=torch.float64), [5, 1, 4, 2, 3]
+    for readout in ("all", "last"):
+        model = SequenceModel(rnn, 4, readout=readout)
+        with torch.no_grad():
+            model.head.bias.normal_()
+        for given in (None, lengths):
+            output, last = rnn(x, lengths=given)
+            ends = torch.cat(last[-rnn.directions :].unbind(0), dim=-1)
+            wanted = model.head(output if readout == "all" else ends)
+            logits = model(x, lengths=given)
+            assert isinstance(logits, Tensor)
+            assert (logits - wanted).abs().max() < 1e-11
+            leaves = list(model.parameters())
+            slopes = torch.autograd.grad(logits.square().sum(), leaves)
+            right = torch.autograd.grad(wanted.square().sum(), leaves)
+            for a, b in zip(slopes, right, strict=True):
+                assert (a - b).abs().max() < 1e-9 * (1 + b.abs().max())
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+    if not rnn.batch_first:
+        every: Any = SequenceModel(rnn, 4)
+        assert (every(packed).data - every.head(rnn(packed)[0].data)).abs().max() < 1e-11
+
+
+def test_hooks_see_the_states_and_the_head() -> None:
+    model = SequenceModel(double(3, 9), 4)
+    x, seen = torch.randn(5, 2, 3, dtype=torch.float64), []
+    plain = model(x)
+    for module in (model.rnn, model.head):
+        handle = module.register_forward_hook(lambda module, given, made: seen.append(made))
+        assert torch.allclose(model(x), plain, atol=1e-12)
+        handle.remove()
+    assert len(seen) == 2
+    assert seen[0][0].shape == (5, 2, 9)
+    model.head = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(9, 4).double())
+    assert torch.allclose(model(x), model.head(model.rnn(x)[0]))
+
+
 def test_errors_teach() -> None:
     with pytest.raises(errors.UnknownNameError, match="free, orthogonal"):
         ASRNN(3, 9, recurrent="fre")

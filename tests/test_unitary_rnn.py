@@ -70,6 +70,19 @@ def test_equals_a_loop(via: str, options: dict[str, Any], nonlinearity: str) -> 
             assert (a - b).abs().max() < 1e-10
 
 
+@pytest.mark.parametrize(("via", "options"), VIAS)
+def test_steps_equal_the_sequence(via: str, options: dict[str, Any]) -> None:
+    rnn = unitary(3, 8, 2, via=via, **options)
+    x = torch.randn(7, 4, 3, dtype=torch.float64)
+    output, last = rnn(x)
+    step, state, rows = rnn.stepper(), None, []
+    for x_t in x.unbind(0):
+        row, state = step(x_t, state)
+        rows.append(row)
+    assert (torch.stack(rows) - output).abs().max() < 1e-12
+    assert (state - last).abs().max() < 1e-12
+
+
 def test_modrelu_cuts_off_and_jumps() -> None:
     """On the modulus: zero where |z| + beta <= 0, and nothing at z = 0 whatever beta is."""
     z = torch.tensor([0, 0.3j, -0.3 + 0.4j, 1 - 1j], dtype=torch.complex128, requires_grad=True)

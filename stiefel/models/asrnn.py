@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stiefel.errors import ConfigurationError, unknown
 from stiefel.geometry import product
 from stiefel.init import Initializer, fill_, haar_
-from stiefel.models.base import RecurrentNetwork
+from stiefel.models.base import RecurrentNetwork, decode
 from stiefel.models.counts import linear_parameters, weight_parameters
 from stiefel.models.layer import start_weight
 from stiefel.models.rollout import rollout
@@ -113,22 +113,32 @@ class AdaptiveLayer(nn.Module):
         Returns:
             The states `(T, B, H)` and the last state `(B, H)`.
         """
+        saturated, end, decoder = self.coded(x, h0, lengths, reverse)
+        return decode(saturated, decoder).to(x.dtype), end
+
+    def coded(
+        self,
+        x: Tensor,
+        h0: Tensor | None = None,
+        lengths: Tensor | None = None,
+        reverse: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The states a_t = W_f h_t `(T, B, H)`, the last state h, and R = U_f D_f^-1, h = a R."""
         kernel, M, bias, U, d = self.elman()
-        with torch.autocast(x.device.type, enabled=False):
-            # a_t = W_f h_t = tanh(M a_{t-1} + W_f (W_xh x_t + b))
-            a0 = None if h0 is None else (h0.to(d.dtype) * d) @ U.mT
-            saturated, end = rollout(
-                x.to(d.dtype),
-                kernel,
-                M,
-                nonlinearity="tanh",
-                bias=bias,
-                h0=a0,
-                lengths=lengths,
-                reverse=reverse,
-            )
-            decoder = U / d  # rows: h = a W_f^-T = a U_f D_f^-1
-            return (saturated @ decoder).to(x.dtype), (end @ decoder).to(x.dtype)
+        # a_t = tanh(M a_{t-1} + W_f (W_xh x_t + b)), W_f h = U_f D_f h
+        a0 = None if h0 is None else product(h0.to(d.dtype) * d, U.mT)
+        saturated, end = rollout(
+            x.to(d.dtype),
+            kernel,
+            M,
+            nonlinearity="tanh",
+            bias=bias,
+            h0=a0,
+            lengths=lengths,
+            reverse=reverse,
+        )
+        decoder = U / d  # rows: h = a W_f^-T = a U_f D_f^-1
+        return saturated, product(end, decoder).to(x.dtype), decoder
 
     def stepper(self) -> LayerStep:
         """One step of this layer, as a function that holds the weights read here.
@@ -212,6 +222,8 @@ class ASRNN(RecurrentNetwork):
         >>> output.shape, rnn.expected_parameters(effective=True)
         (torch.Size([28, 8, 122]), 15128)
     """
+
+    ends_linear = True
 
     def __init__(
         self,

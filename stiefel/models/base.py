@@ -10,10 +10,16 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
+from stiefel.geometry import product
 from stiefel.models.step import LayerStep, Stepper
 from stiefel.numerics import real_dtype
 
-__all__ = ["RecurrentNetwork"]
+__all__ = ["RecurrentNetwork", "decode"]
+
+
+def decode(a: Tensor, decoder: Tensor) -> Tensor:
+    """h = a R for rows `(..., H)`, in full precision."""
+    return product(a.flatten(0, -2), decoder).view(a.shape)
 
 
 class RecurrentNetwork(nn.Module):
@@ -24,8 +30,9 @@ class RecurrentNetwork(nn.Module):
     and a bool; it gives the states `(T, B, H)`, zero past the end of a sequence, and the state
     `(B, H)` at each sequence's own last step. ``layer.stepper()`` gives one step of it, as
     `elman_step` does; ``layer.input.weight`` tells dtype and device, and
-    ``layer.expected_parameters(effective)`` counts. Layer l and direction d are
-    ``rnn.layers[l * directions + d]``.
+    ``layer.expected_parameters(effective)`` counts. With `ends_linear` a layer has
+    ``layer.coded(...)`` as well, with its last map left out of the states (`coded` below). Layer
+    l and direction d are ``rnn.layers[l * directions + d]``.
 
     Args:
         layer: ``layer(features)`` makes one layer and direction for that many inputs.
@@ -50,6 +57,9 @@ class RecurrentNetwork(nn.Module):
 
     #: Whether there is a form with complex weights and states.
     takes_complex: ClassVar[bool] = False
+
+    #: Whether the output may end in a linear map that a head can take over (`coded`).
+    ends_linear: ClassVar[bool] = False
 
     h0: nn.Parameter | None
 
@@ -122,45 +132,80 @@ class RecurrentNetwork(nn.Module):
             ShapeError: If a shape is wrong, T = 0, or a length is out of range.
             DtypeError: If dtype or device of `x` or `h0` is not that of the parameters.
         """
+        output, state, decoder = self.coded(x, h0, lengths)
+        if decoder is None:
+            return output, state
+        if isinstance(output, PackedSequence):
+            return output._replace(data=decode(output.data, decoder).to(self._like.dtype)), state
+        return decode(output, decoder).to(self._like.dtype), state
+
+    def coded(
+        self,
+        x: Tensor | PackedSequence,
+        h0: Any = None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> tuple[Tensor | PackedSequence, Any, Tensor | None]:
+        """What `forward` computes, with the output before a last linear map that it may have.
+
+        A head that follows can take the map into its own weight, or leave the output alone.
+
+        Args:
+            x: As for `forward`.
+            h0: As for `forward`.
+            lengths: As for `forward`.
+
+        Returns:
+            The output a, the last state, and R `(H, H)` with h = a R, or None where h = a.
+        """
         if isinstance(x, PackedSequence):
-            return self._forward_packed(x, h0, lengths)
+            return self._coded_packed(x, h0, lengths)
         batched = self._check_input(x, lengths)
         x = self._to_dtype(x, "input")
         if not batched:
             x = x.unsqueeze(1)
         elif self.batch_first:
             x = x.transpose(0, 1)
-        output, last = self._run(x, self._first_states(h0, x.shape[1], batched), lengths)
+        states = self._first_states(h0, x.shape[1], batched)
+        output, last, decoder = self._run(x, states, lengths)
         if not batched:
-            return output.squeeze(1), self._state([end.squeeze(1) for end in last])
-        return (output.transpose(0, 1) if self.batch_first else output), self._state(last)
+            return output.squeeze(1), self._state([end.squeeze(1) for end in last]), decoder
+        output = output.transpose(0, 1) if self.batch_first else output
+        return output, self._state(last), decoder
 
     def _run(
         self,
         x: Tensor,
         states: Sequence[Tensor | None],
         lengths: Tensor | Sequence[int] | None,
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
         """All layers over `(T, B, features)`, from the parts of the first state, None for zero.
 
         Returns:
-            The output, and the parts of the last state `(layers * directions, B, H)`.
+            The output, the parts of the last state `(layers * directions, B, H)`, and the last
+            linear map of the output, or None.
         """
         if lengths is not None:
             lengths = torch.as_tensor(lengths)
         starts = [None] * len(self.layers) if states[0] is None else states[0].unbind(0)
         ends: list[Tensor] = []
+        decoder = None
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(self.directions):
                 index = layer * self.directions + direction
-                output, end = self.layers[index](x, starts[index], lengths, direction == 1)
+                run: Any = self.layers[index]
+                arguments = (x, starts[index], lengths, direction == 1)
+                top = self.directions == 1 and layer == self.num_layers - 1
+                if top and self.ends_linear:
+                    output, end, decoder = run.coded(*arguments)
+                else:
+                    output, end = run(*arguments)
                 outputs.append(output)
                 ends.append(end)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if self.dropout and layer < self.num_layers - 1:
                 x = nn.functional.dropout(x, self.dropout, self.training)
-        return x, [torch.stack(ends)]
+        return x, [torch.stack(ends)], decoder
 
     def stepper(self) -> Stepper:
         """This network as a function of one step, for inputs that depend on outputs (decoders).
@@ -191,9 +236,9 @@ class RecurrentNetwork(nn.Module):
         layer: Any = self.layers[index]
         return layer.stepper()
 
-    def _forward_packed(
+    def _coded_packed(
         self, x: PackedSequence, h0: Any, lengths: Tensor | Sequence[int] | None
-    ) -> tuple[PackedSequence, Any]:
+    ) -> tuple[PackedSequence, Any, Tensor | None]:
         """Pads in the sorted order of the pack, runs, and packs again."""
         if lengths is not None:
             raise ConfigurationError("a PackedSequence has its own lengths: leave lengths= out")
@@ -206,16 +251,14 @@ class RecurrentNetwork(nn.Module):
         states = self._first_states(h0, padded.shape[1], True)
         if h0 is not None and x.sorted_indices is not None:
             states = [None if h is None else h.index_select(1, x.sorted_indices) for h in states]
-        output, last = self._run(padded, states, steps)
+        output, last, decoder = self._run(padded, states, steps)
         parts = torch.view_as_real(output) if output.is_complex() else output
         packed = pack_padded_sequence(parts, steps)
         rows = torch.view_as_complex(packed.data) if output.is_complex() else packed.data
         if x.unsorted_indices is not None:
             last = [end.index_select(1, x.unsorted_indices) for end in last]
-        return (
-            PackedSequence(rows, x.batch_sizes, x.sorted_indices, x.unsorted_indices),
-            self._state(last),
-        )
+        again = PackedSequence(rows, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
+        return again, self._state(last), decoder
 
     def _state(self, parts: list[Tensor]) -> Any:
         """The state as a caller sees it: the tensor, or a tuple of several."""

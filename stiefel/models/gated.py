@@ -87,7 +87,7 @@ class _Gated(RecurrentNetwork):
         x: Tensor,
         states: Sequence[Tensor | None],
         lengths: Tensor | Sequence[int] | None,
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, list[Tensor], None]:
         first: Any = None
         if states[0] is not None:
             first = self._state([part.contiguous() for part in states if part is not None])
@@ -98,7 +98,7 @@ class _Gated(RecurrentNetwork):
             packed = pack_padded_sequence(x, steps, enforce_sorted=False)
             output, last = self.network(packed, first)
             output, _ = pad_packed_sequence(output, total_length=len(x))
-        return output, list(last) if isinstance(last, tuple) else [last]
+        return output, list(last) if isinstance(last, tuple) else [last], None
 
     def layer_step(self, index: int) -> LayerStep:
         """One step of layer and direction `index`, by the cell function of torch."""

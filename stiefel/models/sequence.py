@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from stiefel.errors import unknown
-from stiefel.geometry import realify_vector
+from stiefel.geometry import product, realify_vector
+from stiefel.models.base import RecurrentNetwork
 from stiefel.models.counts import linear_parameters
 
 __all__ = ["HEAD_INITIALIZERS", "SequenceModel"]
@@ -99,15 +100,27 @@ class SequenceModel(nn.Module):
             the last states, `(B, C)`, unbatched `(C,)`.
         """
         arguments = (x, h0) if lengths is None else (x, h0, lengths)
-        output, state = self.rnn(*arguments)
+        output, state, decoder = self._run(*arguments)
         if self.readout == "last":
             return self._logits(self._last(state))
         if isinstance(output, PackedSequence):
-            return output._replace(data=self._logits(output.data))
-        return self._logits(output)
+            return output._replace(data=self._logits(output.data, decoder))
+        return self._logits(output, decoder)
 
-    def _logits(self, h: Tensor) -> Tensor:
-        """The head on h, or on [Re h, Im h]."""
+    def _run(self, *arguments: Any) -> tuple[Any, Any, Tensor | None]:
+        """Output, state, and the linear map that the output of some networks still needs."""
+        rnn, head = self.rnn, self.head
+        heard = _hooked(rnn) or _hooked(head) or type(head) is not nn.Linear
+        if isinstance(rnn, RecurrentNetwork) and rnn.ends_linear and not heard:
+            return rnn.coded(*arguments)
+        return (*self.rnn(*arguments), None)
+
+    def _logits(self, h: Tensor, decoder: Tensor | None = None) -> Tensor:
+        """The head on h, or on [Re h, Im h]; on h R without making it, for W (h R) = h (W R^T)."""
+        if decoder is not None:
+            weight = product(self.head.weight.to(decoder.dtype), decoder.mT)
+            bias = self.head.bias.to(decoder.dtype)
+            return nn.functional.linear(h, weight, bias).to(self.head.weight.dtype)
         return self.head(realify_vector(h) if self.complex else h)
 
     def expected_parameters(self, *, effective: bool = False) -> int:
@@ -127,3 +140,13 @@ class SequenceModel(nn.Module):
         """Last states of the last layer, directions side by side."""
         hidden: Tensor = state[0] if isinstance(state, tuple) else state
         return torch.cat(hidden[-self.directions :].unbind(0), dim=-1)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether somebody listens to the calls of a module, which then have to be made."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

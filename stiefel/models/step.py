@@ -12,7 +12,7 @@ from stiefel.errors import ConfigurationError, ShapeError
 from stiefel.geometry import product
 from stiefel.models.activations import activate
 from stiefel.models.rollout import as_factors
-from stiefel.numerics import compute_dtype
+from stiefel.numerics import compute_dtype, real_dtype
 from stiefel.operators import Operator
 
 if TYPE_CHECKING:
@@ -52,20 +52,21 @@ def elman_step(
     working = compute_dtype(kernel.dtype)
     left, right, sign = as_factors(recurrent, working)
     V = kernel.to(working)
-    bias, beta = (None if each is None else each.to(working) for each in (bias, beta))
+    bias = None if bias is None else bias.to(working)
+    beta = None if beta is None else beta.to(real_dtype(working))
 
     def turned(h: Tensor) -> Tensor:
         if right is None:
             return product(h, left.mT)
         kept = h if sign is None else h * sign
-        return kept - product(product(h, left), right.mT)
+        return kept - product(product(h, left.conj()), right.mT)
 
     def step(x: Tensor, parts: Parts) -> tuple[Tensor, ...]:
         (h,) = parts
         z = product(x.to(working), V.mT)
         z = z if bias is None else z + bias
         z = z if h is None else z + turned(h.to(working))
-        return (activate(nonlinearity, z, beta).to(x.dtype),)
+        return (activate(nonlinearity, z, beta).to(kernel.dtype),)
 
     return step
 
