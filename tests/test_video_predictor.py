@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,10 +197,23 @@ def _train_together(rank: int, path: str, queue: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_ddp_on_two_gloo_processes(tmp_path: Any) -> None:
+def test_ddp_on_two_gloo_processes(tmp_path: Path) -> None:
     queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
     torch.multiprocessing.spawn(_train_together, (str(tmp_path / "store"), queue), nprocs=2)
     assert queue.get() == dict.fromkeys(CELLS, True)
+
+
+def test_example_video_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).resolve().parent.parent / "examples" / "video_digits.py"
+    example = runpy.run_path(str(path), run_name="example")
+    found = example["main"](tmp_path, ["cwy", "rgd-c-c"], iterations=2, held_out=4)
+    assert list(found) == ["repeat", "black", "cwy", "rgd-c-c", "convlstm"]
+    assert all(0 < distance < 0.6 for distance in found.values())
+    assert "drawings of two strokes" in capsys.readouterr().out
+    frames = example["videos"](example["strokes"](50, seed=1), 5, torch.Generator().manual_seed(0))
+    mass = frames.sum((2, 3, 4))
+    assert torch.allclose(mass, mass[:1].expand_as(mass), rtol=1e-5)  # it moves and stays whole
+    assert (frames[1:] - frames[:-1]).abs().mean() > 0.01
 
 
 def test_errors_teach() -> None:
