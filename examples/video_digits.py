@@ -1,10 +1,10 @@
 """Predicts the next frames of moving digits: ConvNERU by a chart and by RGD, and ConvLSTM.
 
-Run it with ``python examples/video_digits.py`` (about two minutes on one core). The digits are those
-of MNIST, read from ``--data-dir`` (``../shared/data/mnist`` by default); where there are none,
-drawings of two strokes take their place, and the first line says so. For every model it prints
-the l1 distance to the next frame on held-out digits, beside that of repeating the last frame and
-that of a black frame.
+Run it with ``python examples/video_digits.py`` (about two minutes on one core). The digits are
+those of MNIST, read from ``--data-dir`` (``../shared/data/mnist`` by default); where there are
+none, drawings of two strokes take their place, and the first line says so. For every model it
+prints the l1 distance to the next frame on held-out digits, beside that of repeating the last
+frame and that of a black frame.
 """
 
 # ruff: noqa: T201 - an example prints
