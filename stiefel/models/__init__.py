@@ -3,6 +3,7 @@
 from stiefel.models.activations import NONLINEARITIES, ModReLU, activate, modrelu
 from stiefel.models.adapter import HouseholderAdapter
 from stiefel.models.asrnn import ASRNN, AdaptiveLayer
+from stiefel.models.attention import AdditiveAttention
 from stiefel.models.base import RecurrentNetwork
 from stiefel.models.conv_lstm import ConvLSTM, ConvLSTMLayer
 from stiefel.models.conv_neru import ConvNERU, ConvNERULayer
@@ -10,10 +11,12 @@ from stiefel.models.convolution import SameConv2d, box_
 from stiefel.models.gated import GRU, LSTM
 from stiefel.models.layer import RecurrentLayer
 from stiefel.models.layers import OrthogonalConv2d, OrthogonalLinear
+from stiefel.models.masks import masked_cross_entropy
 from stiefel.models.nnrnn import NNRNN, SchurLayer
 from stiefel.models.plain import IRNN, PlainRNN
 from stiefel.models.recurrent import OrthogonalRNN
 from stiefel.models.rollout import rollout
+from stiefel.models.seq2seq import Seq2Seq
 from stiefel.models.sequence import SequenceModel
 from stiefel.models.video_predictor import VideoPredictor
 
@@ -25,6 +28,7 @@ __all__ = [
     "NNRNN",
     "NONLINEARITIES",
     "AdaptiveLayer",
+    "AdditiveAttention",
     "ConvLSTM",
     "ConvLSTMLayer",
     "ConvNERU",
@@ -39,10 +43,12 @@ __all__ = [
     "RecurrentNetwork",
     "SameConv2d",
     "SchurLayer",
+    "Seq2Seq",
     "SequenceModel",
     "VideoPredictor",
     "activate",
     "box_",
+    "masked_cross_entropy",
     "modrelu",
     "rollout",
 ]

@@ -1,0 +1,406 @@
+"""`Seq2Seq`: what it computes, its padding, its searches, its counts and that it learns."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+import stiefel
+from stiefel import errors
+from stiefel.models import (
+    ASRNN,
+    GRU,
+    LSTM,
+    NNRNN,
+    ConvNERU,
+    OrthogonalRNN,
+    Seq2Seq,
+    masked_cross_entropy,
+)
+from stiefel.models.cells import CELLS
+
+BEGIN, END = 1, 2
+SOURCE_LENGTHS, TARGET_LENGTHS = [6, 2, 4], [3, 5, 4]
+
+
+def made(cell="orthogonal-rnn", **options):
+    shape = {"embedding_size": 3, "hidden_size": 5, "dtype": torch.float64}
+    return Seq2Seq(9, 7, cell=cell, **{**shape, **options})
+
+
+def sentences():
+    """Sources (6, 3) and targets (5, 3) with padding."""
+    source, target = torch.randint(3, 9, (6, 3)), torch.randint(3, 7, (5, 3))
+    target[0] = BEGIN
+    for b, (steps, ends) in enumerate(zip(SOURCE_LENGTHS, TARGET_LENGTHS, strict=True)):
+        source[steps:, b], target[ends:, b] = 0, 0
+    return source, target
+
+
+def slow_logits(model, source, target):
+    """One pair of sentences without padding, by the formulas; `(T, V)`."""
+    attention = model.attention
+    encoded, state = model.encoder(model.source_embedding(source).unsqueeze(1))
+    rows = []
+    for token in target:
+        s = (state[0] if isinstance(state, tuple) else state)[-1]
+        hidden = torch.tanh(attention.encoded(encoded[:, 0]) + attention.state(s[0]))
+        weights = (hidden @ attention.score.weight[0]).softmax(0)
+        x = torch.cat([weights @ encoded[:, 0], model.target_embedding(token)])
+        output, state = model.decoder(x.view(1, 1, -1), state)  # a sequence of one step
+        rows.append(model.head(output[0, 0]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_formulas_sentence_by_sentence_with_gradients(cell):
+    model = made(cell, num_layers=2)
+    source, target = sentences()
+    logits = model(source, target, SOURCE_LENGTHS, TARGET_LENGTHS)
+    assert logits.shape == (5, 3, 7)
+    alone = []
+    for b, (S, T) in enumerate(zip(SOURCE_LENGTHS, TARGET_LENGTHS, strict=True)):
+        alone.append(slow_logits(model, source[:S, b], target[:T, b]))
+        assert (logits[:T, b] - alone[-1]).abs().max() < 1e-12
+        assert not logits[T:, b].any()
+    leaves = list(model.parameters())
+    slopes = torch.autograd.grad(logits.sin().sum(), leaves)
+    wanted = torch.autograd.grad(torch.cat(alone).sin().sum(), leaves)
+    for a, b in zip(slopes, wanted, strict=True):
+        assert (a - b).abs().max() < 1e-11 * max(1.0, b.abs().max().item())
+
+
+@pytest.mark.parametrize("cell", ["orthogonal-rnn", "lstm"])
+def test_padding_is_never_read(cell):
+    model = made(cell)
+    source, target = sentences()
+    expected = model(source, target, SOURCE_LENGTHS, TARGET_LENGTHS)
+    loss = model.loss(source, target, SOURCE_LENGTHS, TARGET_LENGTHS)
+    assert torch.equal(model(source, target), expected)  # lengths from the padding token
+    assert torch.equal(model.loss(source, target), loss)
+    other, another = source.clone(), target.clone()
+    for b, (S, T) in enumerate(zip(SOURCE_LENGTHS, TARGET_LENGTHS, strict=True)):
+        other[S:, b], another[T:, b] = 10**6, -5  # no tokens at all
+    assert torch.equal(model(other, another, SOURCE_LENGTHS, TARGET_LENGTHS), expected)
+    assert torch.equal(model.loss(other, another, SOURCE_LENGTHS, TARGET_LENGTHS), loss)
+    longer = torch.cat([source, torch.zeros(4, 3, dtype=torch.int64)])
+    assert (model(longer, target) - expected).abs().max() < 1e-12
+
+
+def test_the_loss_is_the_mean_over_the_real_tokens_of_all_sentences():
+    model = made()
+    source, target = sentences()
+    terms = []
+    for b, (S, T) in enumerate(zip(SOURCE_LENGTHS, TARGET_LENGTHS, strict=True)):
+        logits = slow_logits(model, source[:S, b], target[: T - 1, b])
+        terms.append(-logits.log_softmax(1).gather(1, target[1:T, b, None]))
+    wanted = torch.cat(terms).mean()
+    assert (model.loss(source, target, SOURCE_LENGTHS, TARGET_LENGTHS) - wanted).abs() < 1e-12
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_state_of_the_decoder_is_used(cell):
+    model = made(cell)
+    with torch.no_grad():  # attention looks at nothing but the encoder
+        model.attention.state.weight.zero_()
+    source, target = sentences()
+    other = target.clone()
+    other[1] = (target[1] - 3 + 1) % 4 + 3
+    with torch.no_grad():
+        first, second = model(source, target), model(source, other)
+    changed = (first - second).abs().amax(2)
+    assert not changed[0].any()
+    assert (changed[1] > 0).all()  # the token itself
+    assert (changed[2][[b for b, T in enumerate(TARGET_LENGTHS) if T > 2]] > 0).all()  # the state
+    model.loss(source, target).backward()
+    for constraint in stiefel.constraints(model.decoder):
+        assert all(leaf.grad.abs().max() > 0 for leaf in constraint.leaves)
+
+
+def test_the_last_state_of_the_encoder_is_the_first_of_the_decoder():
+    model = made("lstm", num_layers=2)
+    source, target = sentences()
+    starts = []
+    original = model.decoder.stepper
+
+    def stepper():
+        step = original()
+
+        def watched(x, state):
+            starts.append(state)
+            return step(x, state)
+
+        return watched
+
+    model.decoder.stepper = stepper
+    model(source, target)
+    encoded, state = model.encoder(
+        model.source_embedding(source), lengths=torch.tensor(SOURCE_LENGTHS)
+    )
+    assert len(starts) == 5
+    for a, b in zip(starts[0], state, strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(starts[0][0][-1, 0], encoded[5, 0])
+
+
+def test_batch_first():
+    model = made(generator=torch.Generator().manual_seed(0))
+    twin = made(generator=torch.Generator().manual_seed(0), batch_first=True)
+    source, target = sentences()
+    turned = twin(source.T, target.T, SOURCE_LENGTHS, TARGET_LENGTHS)
+    assert torch.equal(turned.transpose(0, 1), model(source, target))
+    assert torch.equal(twin.loss(source.T, target.T), model.loss(source, target))
+    for search in ("greedy", "beam"):
+        options = {"begin": BEGIN, "end": END, "max_length": 4}
+        found = getattr(twin, search)(source.T, **options)
+        other = getattr(model, search)(source, **options)
+        assert torch.equal(found.tokens.T, other.tokens)
+        assert torch.equal(found.scores, other.scores)
+
+
+# ------------------------------------------------------------------------------- searches
+def log_probability(model, source, tokens):
+    """Of a sentence without its begin token."""
+    fed = torch.tensor([BEGIN, *tokens[:-1]])
+    rows = slow_logits(model, source, fed).log_softmax(1)
+    return sum(rows[t, token].item() for t, token in enumerate(tokens))
+
+
+def written(found, b):
+    return found.tokens[: found.lengths[b], b].tolist()
+
+
+@pytest.mark.parametrize("cell", ["orthogonal-rnn", "lstm"])
+def test_greedy_takes_the_likeliest_token(cell):
+    torch.manual_seed(2)
+    model = made(cell, num_layers=2)
+    source, _ = sentences()
+    found = model.greedy(source, begin=BEGIN, end=END, max_length=6)
+    for b, S in enumerate(SOURCE_LENGTHS):
+        tokens = written(found, b)
+        fed = [BEGIN]
+        for token in tokens:
+            logits = slow_logits(model, source[:S, b], torch.tensor(fed))
+            assert logits[-1].argmax() == token
+            fed.append(token)
+        assert tokens[-1] == END or len(tokens) == 6
+        assert END not in tokens[:-1]
+        assert not found.tokens[found.lengths[b] :, b].any()
+        exact = log_probability(model, source[:S, b], tokens)
+        assert abs(exact - found.scores[b].item()) < 1e-12
+
+
+def louder(model, factor=4.0):
+    """The model with probabilities far from uniform."""
+    with torch.no_grad():
+        model.head.weight.mul_(factor)
+    return model
+
+
+def test_beams_are_never_worse_than_greedy_and_one_is_greedy():
+    options = {"begin": BEGIN, "end": END, "max_length": 6}
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = louder(made("gru"))
+        source, _ = sentences()
+        greedy = model.greedy(source, **options)
+        one = model.beam(source, width=1, **options)
+        assert all(torch.equal(a, b) for a, b in zip(greedy, one, strict=True))
+        for width, penalty in itertools.product((2, 3, 5), (0.0, 1.0)):
+            found = model.beam(source, width=width, length_penalty=penalty, **options)
+            ours = found.scores / found.lengths**penalty
+            assert (ours >= greedy.scores / greedy.lengths**penalty - 1e-12).all()
+            for b, S in enumerate(SOURCE_LENGTHS):
+                exact = log_probability(model, source[:S, b], written(found, b))
+                assert abs(exact - found.scores[b].item()) < 1e-12
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.7, 1.5])
+def test_a_wide_beam_is_an_exhaustive_search(penalty):
+    model = louder(made(hidden_size=4, embedding_size=2), 2.0)
+    model.head = torch.nn.Linear(4, 4, dtype=torch.float64)  # a vocabulary of 4
+    louder(model, 5.0)
+    source, _ = sentences()
+    ended = [[*words, END] for n in range(3) for words in itertools.product([0, 1, 3], repeat=n)]
+    every = ended + [list(words) for words in itertools.product([0, 1, 3], repeat=3)]
+    options = {"begin": BEGIN, "end": END, "max_length": 3}
+    found = model.beam(source, width=64, length_penalty=penalty, **options)
+    for b, S in enumerate(SOURCE_LENGTHS):
+        ranks = [log_probability(model, source[:S, b], s) / len(s) ** penalty for s in every]
+        best = max(range(len(every)), key=ranks.__getitem__)
+        assert written(found, b) == every[best]
+        assert abs(found.scores[b].item() - ranks[best] * len(every[best]) ** penalty) < 1e-12
+
+
+def test_searches_of_an_empty_batch():
+    model = made()
+    source = torch.zeros(4, 0, dtype=torch.int64)
+    options = {"begin": BEGIN, "end": END, "max_length": 3}
+    assert model(source, torch.zeros(5, 0, dtype=torch.int64)).shape == (5, 0, 7)
+    assert model.greedy(source, **options).tokens.shape[1] == 0
+    assert model.beam(source, **options).tokens.shape[1] == 0
+
+
+# --------------------------------------------------------------------- counts and contracts
+def test_the_published_counts():
+    """Spanish to English, 24,794 and 12,934 words, embeddings of 256 and 1024 hidden units."""
+
+    def count(cell, effective=False, **options):
+        model = Seq2Seq(24_794, 12_934, cell=cell, device="meta", **options)
+        expected = model.expected_parameters(effective=effective)
+        if not effective:
+            assert expected == sum(p.numel() for p in model.parameters())
+        return round(expected / 1e6, 1)
+
+    assert count("rnn") == 28.7
+    assert count("gru") == 36.0
+    assert count("lstm") == 39.7
+    assert count("orthogonal-rnn", via="exprnn", effective=True) == 27.6
+    reflections = {1024: 28.7, 512: 27.6, 256: 27.1, 128: 26.9}
+    for L, published in reflections.items():
+        assert count("orthogonal-rnn", via="cwy", reflections=L) == published
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_counts_by_formula(cell):
+    for options in ({}, {"num_layers": 2, "learnable_h0": True, "attention_size": 3}):
+        model = made(cell, **options)
+        held = sum(parameter.numel() for parameter in model.parameters())
+        assert model.expected_parameters() == held
+
+
+def test_cells_by_name_class_and_function():
+    assert isinstance(made(NNRNN, via="exprnn", mask="triangle").encoder, NNRNN)
+    assert made().decoder.nonlinearity == "abs"
+    assert made(nonlinearity="tanh").decoder.nonlinearity == "tanh"
+    assert made(via="rgd-c-c").decoder.via == "rgd-c-c"
+    model = made(lambda features: ASRNN(features, 5, via="cayley", dtype=torch.float64))
+    assert (model.encoder.input_size, model.decoder.input_size) == (3, 8)
+    assert len(list(stiefel.constraints(model))) == 4
+    model = made("lstm", forget_bias=1.0)
+    assert (model.encoder.network.bias_ih_l0[5:10] == 1).all()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_copies_and_checkpoints(cell):
+    model = made(cell, learnable_h0=True)
+    source, target = sentences()
+    expected = model(source, target)
+    other = made(cell, learnable_h0=True)
+    assert not torch.equal(other(source, target), expected)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(source, target), expected)
+    assert torch.equal(copy.deepcopy(model)(source, target), expected)
+    single = model.float()(source, target)
+    assert single.dtype == torch.float32
+    assert (single - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("cell", ["orthogonal-rnn", "lstm"])
+def test_autocast(cell):
+    model = made(cell, dtype=torch.float32)
+    source, target = sentences()
+    expected = model(source, target)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, loss = model(source, target), model.loss(source, target)
+        model.beam(source, begin=BEGIN, end=END, max_length=3)
+    assert (logits.float() - expected).abs().max() < 0.05
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    half = model.bfloat16()(source, target)
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - expected).abs().max() < 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compile():
+    torch.compiler.reset()
+    model = made()
+    source, target = sentences()
+    compiled = torch.compile(model, backend="aot_eager")
+    logits = compiled(source, target, torch.tensor(SOURCE_LENGTHS), torch.tensor(TARGET_LENGTHS))
+    assert (logits - model(source, target)).abs().max() < 1e-12
+
+
+# ------------------------------------------------------------------------------- training
+@pytest.mark.parametrize("via", ["cwy", "rgd-c-c"])
+def test_it_memorises_a_batch(via):
+    torch.manual_seed(0)
+    model = Seq2Seq(12, 12, 8, 24, via=via, dtype=torch.float64)
+    source, lengths = torch.randint(3, 12, (5, 8)), torch.randint(2, 6, (8,))
+    target = torch.zeros(7, 8, dtype=torch.int64)
+    for b, steps in enumerate(lengths.tolist()):
+        words = torch.randint(3, 12, (steps,))
+        target[: steps + 2, b] = torch.tensor([BEGIN, *words.tolist(), END])
+        source[steps:, b] = 0
+    optimizer = stiefel.optim.build(model, lr=2e-2, lr_orthogonal=5e-3, lr_riemannian=5e-2)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = model.loss(source, target)
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.05
+    found = model.greedy(source, begin=BEGIN, end=END, max_length=6)
+    for b, steps in enumerate(lengths.tolist()):
+        assert written(found, b) == target[1 : steps + 2, b].tolist()
+    for constraint in stiefel.constraints(model):
+        assert stiefel.geometry.orthonormality_residual(constraint.point) < 1e-12
+
+
+def test_errors_teach():
+    model, (source, target) = made(), sentences()
+    with pytest.raises(errors.UnknownNameError, match="orthogonal-rnn"):
+        made("transformer")
+    with pytest.raises(errors.ConfigurationError, match="derive it from RecurrentNetwork"):
+        made(ConvNERU)
+    with pytest.raises(errors.ConfigurationError, match="no further options"):
+        made(lambda features: LSTM(features, 5), forget_bias=1.0)
+    with pytest.raises(errors.ConfigurationError, match="of 3 inputs and 5 hidden units"):
+        made(lambda features: LSTM(features, 6))
+    with pytest.raises(errors.ConfigurationError, match="one kind of state"):
+        made(lambda features: (LSTM if features == 3 else GRU)(features, 5))
+    with pytest.raises(errors.ConfigurationError, match="target_vocabulary"):
+        Seq2Seq(5, 0)
+    with pytest.raises(errors.ConfigurationError, match="padding"):
+        made(padding=8)
+    with pytest.raises(errors.ShapeError, match=r"source tokens of shape \(T, B\)"):
+        model(source[:, 0], target)
+    with pytest.raises(errors.DtypeError, match="numbers of words"):
+        model(source.double(), target)
+    with pytest.raises(errors.ShapeError, match="as many targets as sources"):
+        model(source, target[:, :2])
+    with pytest.raises(errors.ShapeError, match="from 1 to T = 6"):
+        model(source, target, [7, 1, 1])
+    with pytest.raises(errors.ShapeError, match="nor empty"):
+        model(torch.zeros_like(source), target)
+    with pytest.raises(errors.ShapeError, match="begin and end"):
+        model.loss(source, target[:1])
+    with pytest.raises(errors.ConfigurationError, match="end to be a token"):
+        model.greedy(source, begin=1, end=7)
+    with pytest.raises(errors.ConfigurationError, match="width"):
+        model.beam(source, begin=1, end=2, width=0)
+    with pytest.raises(errors.ConfigurationError, match="max_length"):
+        model.greedy(source, begin=1, end=2, max_length=0)
+
+
+def test_a_sentence_of_one_token_has_nothing_to_predict():
+    model, (source, target) = made(), sentences()
+    target[1:, 0] = 0
+    lengths = torch.tensor(TARGET_LENGTHS) - 1
+    lengths[0] = 0
+    wanted = masked_cross_entropy(model(source, target[:-1]), target[1:], lengths)
+    assert (model.loss(source, target) - wanted).abs() < 1e-12
+
+
+def test_words_of_an_orthogonal_network_keep_their_norm():
+    """Without input, |s_t| is constant in encoder and decoder: abs and an orthogonal weight."""
+    model = made(OrthogonalRNN)
+    step, state = model.decoder.stepper(), torch.randn(1, 2, 5, dtype=torch.float64).abs()
+    norm = state.norm(dim=2)
+    for _ in range(50):
+        _, state = step(torch.zeros(2, 8, dtype=torch.float64), state)
+    assert (state.norm(dim=2) - norm).abs().max() < 1e-12
