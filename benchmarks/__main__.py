@@ -28,6 +28,7 @@ NAMES = (
     "tall_memory",
     "step",
     "rollout",
+    "asrnn",
     "adapter",
     "orders",
     "optimality",

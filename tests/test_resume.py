@@ -34,7 +34,7 @@ def numbers(folder: Path) -> dict:
     rows = read_metrics(folder / "metrics.csv")
     return {
         "summary": {name: value for name, value in found.items() if name != "seconds"},
-        "rows": [{k: v for k, v in row.items() if k != "seconds"} for row in rows],
+        "rows": [{k: repr(v) for k, v in row.items() if k != "seconds"} for row in rows],  # NaN too
         "weights": weights(folder),
     }
 

@@ -21,7 +21,7 @@ _DIVERGED = 2.0  # a loss that has grown by this factor is no result
 
 def print_table(console: Console, summary: dict[str, Any]) -> None:
     """Prints loss, baseline, accuracy, orthogonality error and seconds."""
-    share = summary["loss"] / summary["baseline"]
+    share, error = summary["loss"] / summary["baseline"], summary["orthogonality_error"]
     times = f"{share:.2%} of" if share < 10 else f"{share:.3g} times"
     title = f"{summary['task']}, {summary['method']}: loss is {times} the baseline"
     table = Table(title=title, title_justify="left")
@@ -29,7 +29,7 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
         "loss": f"{summary['loss']:.4g}",
         "baseline": f"{summary['baseline']:.4g}",
         "accuracy": f"{summary['accuracy']:.2%}",
-        "orthogonality error": f"{summary['orthogonality_error']:.1e}",
+        "orthogonality error": "none" if error is None else f"{error:.1e}",
         "seconds": f"{summary['seconds']:.1f}",
     }
     for heading in cells:

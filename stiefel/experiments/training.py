@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import re
 import time
@@ -294,6 +295,7 @@ def _summary(
     resolved: TrainOptions, task: Task, recorder: Recorder, iterations: int
 ) -> dict[str, Any]:
     assert recorder.evaluation is not None
+    error = recorder.orthogonality_error
     return {
         "task": resolved.task,
         "method": resolved.method,
@@ -302,7 +304,8 @@ def _summary(
         "loss": recorder.evaluation.loss,
         "baseline": task.baseline,
         "accuracy": recorder.evaluation.accuracy,
-        "orthogonality_error": recorder.orthogonality_error,
+        # JSON has no NaN: null where a model has no weight to measure
+        "orthogonality_error": None if math.isnan(error) else error,
         "seconds": round(recorder.seconds, 3),
     }
 
