@@ -114,10 +114,14 @@ def test_second_derivatives_of_steps():
 
 
 def test_what_is_watched():
-    rnn, seen = LSTM(3, 4, 2), []
-    step = Stepper(rnn, lambda index, after: seen.append((index, len(after))))
-    step(torch.randn(2, 3))
-    assert seen == [(0, 2), (1, 2)]
+    rnn, x = LSTM(3, 4, 2), torch.randn(2, 3)
+    step = Stepper(rnn, lambda index, parts: tuple(part + index + 1 for part in parts))
+    output, (h, c) = step(x)
+    plain, (h0, c0) = rnn.stepper()(x)
+    assert torch.equal(h[0], h0[0] + 1)
+    assert torch.equal(c[0], c0[0] + 1)
+    assert torch.equal(output, h[1])
+    assert not torch.equal(output, plain + 2)  # layer 1 goes on with what layer 0 was given
 
 
 def test_dropout_between_layers_only():

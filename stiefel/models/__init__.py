@@ -8,6 +8,7 @@ from stiefel.models.base import RecurrentNetwork
 from stiefel.models.conv_lstm import ConvLSTM, ConvLSTMLayer
 from stiefel.models.conv_neru import ConvNERU, ConvNERULayer
 from stiefel.models.convolution import SameConv2d, box_
+from stiefel.models.flow import LayerFlow, gradient_flow
 from stiefel.models.gated import GRU, LSTM
 from stiefel.models.layer import RecurrentLayer
 from stiefel.models.layers import OrthogonalConv2d, OrthogonalLinear
@@ -34,6 +35,7 @@ __all__ = [
     "ConvNERU",
     "ConvNERULayer",
     "HouseholderAdapter",
+    "LayerFlow",
     "ModReLU",
     "OrthogonalConv2d",
     "OrthogonalLinear",
@@ -48,6 +50,7 @@ __all__ = [
     "VideoPredictor",
     "activate",
     "box_",
+    "gradient_flow",
     "masked_cross_entropy",
     "modrelu",
     "rollout",

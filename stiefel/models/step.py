@@ -81,13 +81,14 @@ class Stepper:
 
     Args:
         rnn: The network; it runs forwards only.
-        watch: Called with the number of the layer and the parts of its state after each step.
+        watch: Called with the number of the layer and the parts of its state after each step;
+            gives the parts to go on with.
     """
 
     def __init__(
         self,
         rnn: RecurrentNetwork,
-        watch: Callable[[int, tuple[Tensor, ...]], Any] | None = None,
+        watch: Callable[[int, tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None,
     ) -> None:
         if rnn.bidirectional:
             raise ConfigurationError(
@@ -124,10 +125,9 @@ class Stepper:
         before = [[None] * len(self.steps) if h is None else h.unbind(0) for h in given]
         after: list[tuple[Tensor, ...]] = []
         for index, step in enumerate(self.steps):
-            after.append(step(x, tuple(part[index] for part in before)))
+            parts = step(x, tuple(part[index] for part in before))
+            after.append(parts if self.watch is None else self.watch(index, parts))
             x = after[-1][0]
-            if self.watch is not None:
-                self.watch(index, after[-1])
             if rnn.dropout and index < len(self.steps) - 1:
                 x = nn.functional.dropout(x, rnn.dropout, rnn.training)
         return x, rnn._state([torch.stack(part) for part in zip(*after, strict=True)])
