@@ -83,3 +83,14 @@ def test_without_momentum_it_equals_geoopts_sgd_where_the_retraction_is_the_same
         first.step()
         second.step()
     assert (ours - theirs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_manifold_that_writes_into_what_it_is_given_does_not_reach_the_gradient(momentum, device):
+    """geoopt's Lorentz manifold flips the sign of the first coordinate of its argument."""
+    manifold = geoopt.Lorentz()
+    leaf = geoopt.ManifoldParameter(manifold.random_normal(5, 4).to(device), manifold=manifold)
+    leaf.grad = torch.randn(5, 4, device=device)
+    before = leaf.grad.clone()
+    RGD([leaf], lr=0.1, momentum=momentum).step()
+    assert torch.equal(leaf.grad, before)

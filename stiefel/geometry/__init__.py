@@ -5,7 +5,7 @@ keeps state, works in place, or knows about modules and optimizers.
 """
 
 from stiefel.geometry.cayley_map import cayley_coordinates, cayley_map
-from stiefel.geometry.descent import cayley_descent
+from stiefel.geometry.descent import DESCENTS, cayley_descent, cholesky_qr_descent
 from stiefel.geometry.distances import LOGARITHMS, canonical_distance, euclidean_distance
 from stiefel.geometry.exponential_products import exponential_of_coordinates, skew_exponential
 from stiefel.geometry.exponentials import (
@@ -43,6 +43,7 @@ from stiefel.geometry.tangent import random_tangent, skew, sym, tangent_projecti
 from stiefel.geometry.transports import cayley_transport, projection_transport
 
 __all__ = [
+    "DESCENTS",
     "EXPONENTIALS",
     "HESSIANS",
     "LOGARITHMS",
@@ -59,6 +60,7 @@ __all__ = [
     "cayley_retraction",
     "cayley_transport",
     "check_point_shape",
+    "cholesky_qr_descent",
     "cholesky_qr_factor",
     "cholesky_qr_retraction",
     "euclidean_distance",

@@ -9,7 +9,7 @@ from stiefel.geometry.guard import guarded
 from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.polar_gradient import keeps_left, pairs_fake, polar_gradient
 
-__all__ = ["cholesky_qr_factor", "polar_factor", "qr_factor"]
+__all__ = ["cholesky_qr_factor", "polar_factor", "qr_factor", "triangular_quotient"]
 
 
 @guarded
@@ -59,11 +59,16 @@ def cholesky_qr_factor(Z: Tensor) -> Tensor:
         if shift:
             trace = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1).detach()
             gram = gram + (shift * trace)[..., None, None] * identity
-        factor = torch.linalg.cholesky_ex(gram)
-        failed = (factor.info != 0)[..., None, None]  # rank deficient: NaN, not nonsense
-        R = torch.where(failed, torch.nan, factor.L).mH
-        Z = torch.linalg.solve_triangular(R, Z, upper=True, left=False)
+        Z = triangular_quotient(Z, gram)
     return Z
+
+
+def triangular_quotient(Z: Tensor, gram: Tensor) -> Tensor:
+    """``Z R^-1`` with ``R^H R`` the Gram matrix; NaN where that is not positive definite."""
+    factor = torch.linalg.cholesky_ex(gram)
+    failed = (factor.info != 0)[..., None, None]  # rank deficient: NaN, not nonsense
+    R = torch.where(failed, torch.nan, factor.L).mH
+    return torch.linalg.solve_triangular(R, Z, upper=True, left=False)
 
 
 @kernel_op("polar_factor", "(Tensor Z) -> (Tensor, Tensor, Tensor, Tensor)", fake=pairs_fake)

@@ -51,7 +51,8 @@ def _factors(U: Tensor, phases: Tensor | None) -> Tensor:
         phases: Shape ``(L,)`` or ``(L, b)``.
     """
     parts = (U.real, U.imag) if U.is_complex() else (U,)
-    squares = sum(part.to(torch.float64, copy=True).square_().sum(1) for part in parts)
+    sums = [part.to(torch.float64, copy=True).square_().sum(1) for part in parts]
+    squares = sums[0] if len(sums) == 1 else sums[0] + sums[1]
     squares = squares.masked_fill(squares < 0.5, 1).to(real_dtype(U.dtype))  # u = 0: any will do
     tau = phase_factors(phases, U.dtype)
     return 2 / squares if tau is None else tau / squares

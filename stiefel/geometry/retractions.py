@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stiefel.geometry.factors import cholesky_qr_factor, polar_factor, qr_factor
+from stiefel.geometry.factors import cholesky_qr_factor, qr_factor
 from stiefel.geometry.guard import guarded
+from stiefel.geometry.inverse_root import gram_polar_factor
 from stiefel.geometry.linear import inverse, solve
 from stiefel.geometry.tangent import skew, tangent_projection
 
@@ -108,7 +109,7 @@ def polar_retraction(X: Tensor, u: Tensor) -> Tensor:
     Returns:
         Points, same shape.
     """
-    return polar_factor(X + tangent_projection(X, u))
+    return gram_polar_factor(X + tangent_projection(X, u))
 
 
 #: Every retraction by its name. (``"exp"`` is the exponential of the manifold's own metric.)

@@ -8,7 +8,9 @@ hands ordinary parameters to torch's arithmetic where it is told to.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError, NonFiniteError, OffManifoldError
 from stiefel.geometry import polar_factor
-from stiefel.manifolds import Manifold
+from stiefel.manifolds import Manifold, Stiefel
 from stiefel.numerics import full_precision
 from stiefel.optim.batches import Batch, Proposal, StateKind, by_pieces, point_ndim, write
 from stiefel.optim.checks import all_finite, non_finite_error, off_manifold
@@ -25,6 +27,8 @@ from stiefel.optim.groups import GroupedLeaves, manifold_of
 from stiefel.optim.sorting import Facts, Part, sort
 
 __all__ = ["Plan", "RiemannianOptimizer"]
+
+_LAYOUT = operator.attrgetter("layout")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,14 +113,15 @@ class RiemannianOptimizer(GroupedLeaves):
             state_kinds = self._state_kinds(group)
             gradients = [leaf.grad for leaf in group["params"]]
             known_by = next(iter(state_kinds), None)
-            facts = Facts(group["params"], gradients, self.state, known_by)
+            states = [self.state.get(leaf, {}) for leaf in group["params"]] if known_by else []
+            now = (group["params"], gradients, states, known_by)
             sorting = self._sortings.get(number)
-            if sorting is None or not sorting.facts.same(facts):
-                sorting = sort(facts, self._meet)
+            if sorting is None or not sorting.facts.hold(*now):
+                sorting = sort(Facts(*now), self._meet)
                 self._sortings[number] = sorting
             for part in sorting.parts:
                 kinds = {} if part.fresh else state_kinds
-                batches.append(self._batch(group, part, gradients, facts.states, kinds))
+                batches.append(self._batch(group, part, gradients, states, kinds))
             if sorting.ordinary:
                 euclidean.append((group, list(sorting.ordinary)))
         return Plan(batches, euclidean)
@@ -145,12 +150,9 @@ class RiemannianOptimizer(GroupedLeaves):
         leaves, joint = part.leaves, part.joint
         self._check_manifold_leaf(leaves[0], part.manifold, group)
         gradients = [g for g in map(all_gradients.__getitem__, part.places) if g is not None]
-        if any(gradient.layout is not torch.strided for gradient in gradients):
-            leaf, gradient = next(
-                pair
-                for pair in zip(leaves, gradients, strict=True)
-                if pair[1].layout is not torch.strided
-            )
+        if not all(map(operator.is_, map(_LAYOUT, gradients), repeat(torch.strided))):
+            pairs = zip(leaves, gradients, strict=True)
+            leaf, gradient = next(pair for pair in pairs if pair[1].layout is not torch.strided)
             raise ConfigurationError(
                 f"expected a dense gradient, got one of layout {gradient.layout} for "
                 f"{self.describe(leaf)}: a sparse gradient has no meaning on a manifold. Use "
@@ -167,9 +169,15 @@ class RiemannianOptimizer(GroupedLeaves):
             leaves=leaves,
             joint=joint,
             points=joint.join(leaves, slot="points"),
-            gradients=joint.join(gradients, slot="gradients"),
+            gradients=self._joined_gradients(part, gradients),
             state=states,
         )
+
+    def _joined_gradients(self, part: Part, gradients: list[Tensor]) -> Tensor:
+        """The gradients of a batch; a copy for manifolds of others, some of which write into it."""
+        joined = part.joint.join(gradients, slot="gradients")
+        alone = len(gradients) == 1 and not isinstance(part.manifold, Stiefel)
+        return joined.clone() if alone else joined
 
     @torch.no_grad()
     def propose(self, plan: Plan) -> list[Proposal]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, unknown
-from stiefel.geometry import cayley_descent, projection_transport
+from stiefel.geometry import DESCENTS, projection_transport
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal, StateKind
@@ -123,8 +123,9 @@ class RGD(RiemannianOptimizer):
     def _propose(self, batch: Batch) -> Proposal:
         manifold, X, group = batch.manifold, batch.points, batch.group
         rate, momentum = batch.rate, group["momentum"]
-        if momentum == 0 and type(manifold) is Stiefel and manifold.retraction == "cayley":
-            return Proposal(cayley_descent(X, batch.gradients, rate, manifold.metric), {})
+        if momentum == 0 and type(manifold) is Stiefel and manifold.retraction in DESCENTS:
+            descent = DESCENTS[manifold.retraction]
+            return Proposal(descent(X, batch.gradients, rate, manifold.metric), {})
         gradient = manifold.egrad2rgrad(X, batch.gradients)
         if momentum == 0:
             return Proposal(manifold.retr(X, rate * gradient), {})

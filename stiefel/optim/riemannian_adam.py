@@ -143,8 +143,6 @@ class RiemannianAdam(RiemannianOptimizer):
         b1, b2 = group["betas"]
         m, v, k = state["exp_avg"], state["exp_avg_sq"], state["step"]
         G = batch.gradients
-        if not isinstance(manifold, Stiefel):
-            G = G.clone()  # geoopt's Lorentz manifold writes into what it is given
         g = manifold.egrad2rgrad(X, G)
         m, k = torch.lerp(m, g, 1 - b1), k + 1
         square = _squared_length(manifold, X, g).clamp(min=0)  # Lorentz: rounding below 0

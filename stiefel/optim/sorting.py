@@ -18,18 +18,18 @@ from stiefel.optim.batches import Joint
 
 __all__ = ["Facts", "Part", "Sorting", "sort"]
 
-_NONE: Mapping[str, Any] = {}
+_SHAPE, _DTYPE, _DEVICE = (operator.attrgetter(name) for name in ("shape", "dtype", "device"))
 #: A manifold, one object for all equal ones, and the dimensions of a point; None: no manifold.
 Met = tuple[Manifold | None, int]
 
 
 class Facts:
-    """What decides how the leaves of a group are sorted.
+    """What decides how the leaves of a group are sorted, as it was when they were.
 
     Args:
         leaves: The parameters of the group.
         gradients: Their gradients, None for those that are not stepped.
-        state: The states of the optimizer.
+        states: Their states; empty if the optimizer keeps none.
         known_by: A state that leaves have from their first step on; None if there are no states.
     """
 
@@ -37,28 +37,47 @@ class Facts:
         self,
         leaves: Sequence[Tensor],
         gradients: Sequence[Tensor | None],
-        state: Mapping[Tensor, Mapping[str, Any]],
+        states: Sequence[Mapping[str, Any]],
         known_by: str | None,
     ) -> None:
         self.leaves = list(leaves)
-        self.states = [state.get(leaf, _NONE) for leaf in leaves] if known_by else []
         self.manifolds = [getattr(leaf, "manifold", None) for leaf in leaves]
-        self.equal = (
-            [gradient is None for gradient in gradients],
-            [leaf.shape for leaf in leaves],
-            [leaf.dtype for leaf in leaves],
-            [leaf.device for leaf in leaves],
-            [known_by not in known for known in self.states] if known_by else None,
+        self.missing = [gradient is None for gradient in gradients]
+        self.shapes = [leaf.shape for leaf in leaves]
+        self.dtypes = [leaf.dtype for leaf in leaves]
+        self.devices = [leaf.device for leaf in leaves]
+        self.known_by = known_by
+        self.fresh = _fresh(states, known_by)
+
+    def hold(
+        self,
+        leaves: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        states: Sequence[Mapping[str, Any]],
+        known_by: str | None,
+    ) -> bool:
+        """Whether these are the same leaves, on the same manifolds, and nothing else differs.
+
+        Attributes are compared one by one as they are read: a thousand objects that are made and
+        kept at each step would set the garbage collector to work.
+        """
+        manifolds = [getattr(leaf, "manifold", None) for leaf in leaves]
+        return (
+            len(self.leaves) == len(leaves)
+            and self.known_by == known_by
+            and all(map(operator.is_, self.leaves, leaves))
+            and all(map(operator.is_, self.manifolds, manifolds))
+            and self.missing == [gradient is None for gradient in gradients]
+            and all(map(operator.eq, self.shapes, map(_SHAPE, leaves)))
+            and all(map(operator.is_, self.dtypes, map(_DTYPE, leaves)))
+            and all(map(operator.eq, self.devices, map(_DEVICE, leaves)))
+            and self.fresh == _fresh(states, known_by)
         )
 
-    def same(self, other: Facts) -> bool:
-        """Whether these are the same leaves, on the same manifolds, and nothing else differs."""
-        return (
-            len(self.leaves) == len(other.leaves)
-            and all(map(operator.is_, self.leaves, other.leaves))
-            and all(map(operator.is_, self.manifolds, other.manifolds))
-            and self.equal == other.equal
-        )
+
+def _fresh(states: Sequence[Mapping[str, Any]], known_by: str | None) -> list[bool]:
+    """Whether each leaf has no states yet; nothing where none are kept."""
+    return [] if known_by is None else [known_by not in known for known in states]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,16 +118,16 @@ def sort(facts: Facts, meet: Callable[[Tensor], Met]) -> Sorting:
     """
     alike: dict[Any, tuple[Manifold, int, list[int]]] = {}
     ordinary = []
-    missing, shapes, dtypes, devices, fresh = facts.equal
+    shapes, dtypes, devices = facts.shapes, facts.dtypes, facts.devices
     for place, leaf in enumerate(facts.leaves):
         manifold, ndim = meet(leaf)
-        if missing[place]:
+        if facts.missing[place]:
             continue
         if manifold is None:
             ordinary.append(leaf)
             continue
         sizes = shapes[place][len(shapes[place]) - ndim :]
-        new = fresh is not None and fresh[place]
+        new = bool(facts.fresh) and facts.fresh[place]
         key = (id(manifold), sizes, dtypes[place], devices[place], new)
         alike.setdefault(key, (manifold, ndim, []))[2].append(place)
     parts = []
