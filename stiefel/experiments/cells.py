@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stiefel.models import ASRNN, GRU, IRNN, LSTM, NNRNN, OrthogonalRNN, PlainRNN, RecurrentNetwork
+from stiefel.numerics import complex_dtype
 
 __all__ = ["CELLS", "PENALTIES", "penalty"]
 
@@ -17,6 +18,11 @@ PENALTIES: dict[str, tuple[float, float]] = {
     "smnist": (0.15, 1e-4),
     "pmnist": (0.15, 1e-4),
 }
+
+
+def _unitary(features: int, hidden: int, *, init: Any, dtype: Any, **options: Any) -> OrthogonalRNN:
+    """Complex weights of the run's precision, at the chart's own start."""
+    return OrthogonalRNN(features, hidden, dtype=complex_dtype(dtype), **options)
 
 
 def _irnn(features: int, hidden: int, *, via: None, init: Any, **options: Any) -> IRNN:
@@ -39,6 +45,7 @@ def _gru(features: int, hidden: int, *, via: None, init: Any, **options: Any) ->
 #: ``make(features, hidden, via=, init=, dtype=, **options)`` of each ``Method.cell``.
 CELLS: dict[str, Callable[..., RecurrentNetwork]] = {
     "orthogonal_rnn": OrthogonalRNN,
+    "unitary_rnn": _unitary,
     "asrnn": ASRNN,
     "nnrnn": NNRNN,
     "irnn": _irnn,

@@ -169,6 +169,13 @@ METHODS: dict[str, Method] = {
         Method("scornn", "Cayley map times signs, half of them -1", "scornn", "chart"),
         Method("own", "symmetric orthonormalisation of a free matrix", "own", "chart"),
         Method("eurnn", "layers of Givens rotations", "eurnn", "chart"),
+        Method(
+            "urnn",
+            "complex: phases, Fourier maps, reflections",
+            "urnn",
+            "chart",
+            cell="unitary_rnn",
+        ),
         Method("rgd-c-c", "gradient descent, canonical metric, Cayley", "rgd-c-c", "canonical"),
         Method("rgd-e-c", "gradient descent, Euclidean metric, Cayley", "rgd-e-c", "euclidean"),
         Method("rgd-c-qr", "gradient descent, canonical metric, QR", "rgd-c-qr", "canonical"),

@@ -42,7 +42,7 @@ def test_help_names_every_method_and_task(help_text: str, name: str) -> None:
 
 def test_methods_and_tasks() -> None:
     rgd = ["rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr"]
-    charts = ["cwy", "hr", "exprnn", "dtriv", "dtriv-inf", "scornn", "own", "eurnn"]
+    charts = ["cwy", "hr", "exprnn", "dtriv", "dtriv-inf", "scornn", "own", "eurnn", "urnn"]
     others = ["rgd-adam", "riemannian-adam", "landing", "pogo", "stiefel-muon"]
     models = ["asrnn", "nnrnn", "irnn", "rnn-orth", "rnn", "lstm", "gru"]
     assert list(METHODS) == [*charts, *rgd, *others, "unconstrained", *models, "frozen"]
