@@ -42,7 +42,7 @@ class Seq2Seq(nn.Module):
     Args:
         source_vocabulary: Tokens of the source language, numbered from 0.
         target_vocabulary: Tokens of the target language, numbered from 0.
-        embedding_size: Entries of an embedded token, drawn from N(0, 1).
+        embedding_size: Entries of an embedded token, U(-0.05, 0.05) at the start.
         hidden_size: Hidden units of encoder and decoder, H.
         cell: A name of `stiefel.models.cells.CELLS`, a class of recurrent networks, or a function
             ``cell(features)`` that makes a network of H hidden units for that many inputs, called
@@ -103,7 +103,7 @@ class Seq2Seq(nn.Module):
         self.source_embedding = nn.Embedding(source_vocabulary, embedding_size, **empty)
         self.target_embedding = nn.Embedding(target_vocabulary, embedding_size, **empty)
         for embedding in (self.source_embedding, self.target_embedding):
-            nn.init.normal_(embedding.weight, generator=generator)
+            nn.init.uniform_(embedding.weight, -0.05, 0.05, generator=generator)
         shared = {"generator": generator, **empty, **options}
         make = network_maker(cell, via, hidden_size, num_layers, shared, options)
         self.encoder = make(embedding_size, learnable_h0)
