@@ -130,7 +130,7 @@ def make(via: str, sizes: tuple[int, int]) -> tuple[Seq2Seq, torch.optim.Optimiz
     """A small model, its orthogonal weights trained by `via`, and one optimizer for all of it."""
     torch.manual_seed(0)
     model = Seq2Seq(*sizes, embedding_size=64, hidden_size=128, via=via)
-    optimizer = stiefel.optim.build(model, lr=2e-3, lr_orthogonal=1e-3, lr_riemannian=0.1)
+    optimizer = stiefel.optim.build(model, lr=2e-3, lr_orthogonal=2e-4, lr_riemannian=0.02)
     return model, optimizer
 
 

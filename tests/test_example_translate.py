@@ -16,7 +16,7 @@ def example():
 
 
 def test_both_ways_recite_a_batch_and_the_held_out_loss_falls(example, tmp_path, capsys):
-    found = example["main"](tmp_path / "none.zip", ["cwy", "rgd-c-c"], 3, 400)
+    found = example["main"](tmp_path / "none.zip", ["cwy", "rgd-c-c"], 3, 1000)
     assert "made-up grammar" in capsys.readouterr().out
     for recited, (before, *_, after, mixed_up) in found.values():
         assert recited == 1
