@@ -26,12 +26,10 @@ from stiefel.manifolds import ManifoldParameter, Stiefel
 from stiefel.optim import minimize
 from stiefel.optim.solvers import SOLVERS
 
-__all__ = ["DEFAULT", "Contestant", "contestants", "present"]
+__all__ = ["Contestant", "contestants", "present"]
 
 Runner = Callable[[KnownMinimum, Trace], None]
 
-#: The method of `minimize` that is taken when none is named.
-DEFAULT = "minimize, barzilai-borwein"
 _STEPS = 10**9
 #: Rates of gradient descent in units of 1/curvature, and of the methods that normalise.
 _RELATIVE = (0.25, 1.0, 1.9)
