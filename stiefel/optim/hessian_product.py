@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.errors import ShapeError
+from stiefel.errors import DtypeError, ShapeError
 from stiefel.manifolds import Manifold
 from stiefel.numerics import full_precision
 from stiefel.optim.solvers.minimize import _components, _unpack
@@ -53,6 +53,7 @@ def hessian_vector_product(
         ConfigurationError: If f cannot be differentiated twice (``hessian="differences"`` needs
             the gradient only), or a manifold has no ``ehess2rhess``.
         ShapeError: If u does not fit X.
+        DtypeError: If u has another dtype than X.
 
     Example:
         >>> import torch, stiefel
@@ -70,6 +71,11 @@ def hessian_vector_product(
         raise ShapeError(
             f"expected vectors of the shapes {[tuple(x.shape) for x in points]} of the points, got "
             f"{[tuple(v.shape) for v in vectors]}"
+        )
+    if [v.dtype for v in vectors] != [x.dtype for x in points]:
+        raise DtypeError(
+            f"expected vectors of the dtypes {[x.dtype for x in points]} of the points, got "
+            f"{[v.dtype for v in vectors]}: convert them with .to(X.dtype)"
         )
     problem = Problem(f, _components(points, X, manifold), gradient)
     plain = tuple(x.detach().as_subclass(Tensor) for x in points)

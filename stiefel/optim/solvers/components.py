@@ -48,6 +48,10 @@ class Component:
     def check(self, X: Tensor, what: str) -> None:
         """Raises `ShapeError` or `OffManifoldError` unless X is a point."""
 
+    def start(self, X: Tensor) -> Tensor:
+        """The point to start from, for an X that `check` lets pass."""
+        return X
+
     def gradient(self, X: Tensor, G: Tensor) -> Gradient:
         """The Riemannian gradient of the ambient gradient G."""
         return Gradient(G, real_dot(G, G))
@@ -94,6 +98,10 @@ class StiefelComponent(Component):
             self.manifold.assert_check_point_on_manifold(X)
         except (ShapeError, OffManifoldError) as error:
             raise type(error)(f"{what}: {error}") from None
+
+    def start(self, X: Tensor) -> Tensor:
+        """X, or the nearest point where the tolerance of the manifold allows more than rounding."""
+        return X if self.residual(X) <= self.bound(X) else self.manifold.projx(X)
 
     def gradient(self, X: Tensor, G: Tensor) -> Gradient:
         """``G - X sym(T)`` (Euclidean) or ``G - X T^H`` (canonical) with T = X^H G.

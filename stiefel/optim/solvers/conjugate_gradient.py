@@ -75,7 +75,8 @@ def conjugate_gradient(
         plain = step * math.sqrt(problem.inner(e.X, d, d)) / max(new.norm, 1e-300)
         d, slope = _direction(problem, e, d, new, slope, rule, restart)
         fresh = d is None
-        t = step * old_slope / (slope if d is not None else -new.squared)
+        new_slope = slope if d is not None else -new.squared
+        t = step * old_slope / new_slope if new_slope < 0 else step  # 0: the end
         e = new
 
 

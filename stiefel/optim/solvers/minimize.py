@@ -12,6 +12,7 @@ from torch import Tensor
 from stiefel.errors import ConfigurationError, DtypeError, NonFiniteError, ShapeError, unknown
 from stiefel.manifolds import GeooptManifoldParameter, Manifold, ManifoldParameter, Stiefel
 from stiefel.numerics import full_precision
+from stiefel.optim.checks import all_finite
 from stiefel.optim.solvers.barzilai_borwein import barzilai_borwein
 from stiefel.optim.solvers.components import Component, component_of
 from stiefel.optim.solvers.conjugate_gradient import conjugate_gradient
@@ -57,8 +58,9 @@ def minimize(
 
     Args:
         f: Takes the point, or one tensor for each of several points, and returns a real scalar
-            tensor, differentiable by autograd.
-        X0: The start, which is not changed: a tensor, a `stiefel.ManifoldParameter`, or a list or
+            tensor, differentiable by autograd. It is given copies.
+        X0: The start, which is not changed: a point (on a manifold with a wide `tolerance` the
+            nearest point is the start), as a tensor, a `stiefel.ManifoldParameter`, or a list or
             tuple of them for a product of manifolds. On `stiefel.Stiefel` shape ``(..., n, p)``;
             leading dimensions are a batch, whose members f couples as it likes.
         manifold: For tensors: a `stiefel.Stiefel`, one of geoopt's manifolds, ``"euclidean"`` for
@@ -74,7 +76,8 @@ def minimize(
         max_iterations: Limit of iterations.
         max_seconds: Limit of time, looked at after each iteration.
         callback: Called with a `MinimizeResult` (x, fun, grad_norm, nit, seconds) at the start
-            and after each iteration; ends the run by returning True or raising StopIteration.
+            and after each iteration; ends the run by returning True or raising StopIteration. Any
+            other error goes through.
         feasibility_every: After how many iterations feasibility is measured for the history; 0 for
             never.
         **options: Options of the method, see `stiefel.optim.solvers`.
@@ -88,7 +91,8 @@ def minimize(
         ShapeError: If f does not return one number, or a start has the wrong shape.
         DtypeError: If f returns a complex number, or a start is not of 32 or 64 bit precision.
         OffManifoldError: If a start is not on its manifold.
-        NonFiniteError: If f or its gradient is not finite at the start.
+        NonFiniteError: If f, its gradient or the square of that is not finite at the start, or
+            if the square is too small for the dtype.
 
     Example:
         >>> import torch, stiefel
@@ -112,6 +116,7 @@ def minimize(
     with torch.no_grad(), full_precision():
         for number, (component, part) in enumerate(zip(components, X, strict=True)):
             component.check(part, "X0" if len(X) == 1 else f"X0[{number}]")
+        X = tuple(c.start(part) for c, part in zip(components, X, strict=True))
         run = Run(problem, limits, wrap)
         first = problem.evaluate(X)
         _check_start(first)
@@ -211,9 +216,16 @@ def _limits(
 def _check_start(e: Evaluation) -> None:
     if not e.finite:
         what = f"f = {e.f}" if not abs(e.f) < float("inf") else "a gradient with NaN or infinity"
+        if what.startswith("f") or not all_finite(e.G):
+            raise NonFiniteError(
+                f"expected f and its gradient to be finite at X0, got {what}: start elsewhere, or "
+                "look for the operation with torch.autograd.detect_anomaly()"
+            )
+    most = max((float(G.abs().max()) for G in e.G if G.numel()), default=0.0)
+    if not most <= 1.01 * e.scale < float("inf"):  # a norm is at least the largest entry
         raise NonFiniteError(
-            f"expected f and its gradient to be finite at X0, got {what}: start elsewhere, or look "
-            "for the operation with torch.autograd.detect_anomaly()"
+            f"expected a gradient whose square is within the range of its dtype at X0, got entries "
+            f"up to {most:.1e}: multiply f by a number that brings them near 1"
         )
 
 

@@ -97,7 +97,7 @@ class Evaluation:
     @property
     def finite(self) -> bool:
         """Whether f and its gradient are finite; computes the gradient if f is."""
-        return math.isfinite(self.f) and math.isfinite(self.squared)
+        return all(map(math.isfinite, (self.f, self.squared, self.scale)))
 
 
 class Path:
@@ -156,7 +156,7 @@ class Problem:
         return _checked_value(value[0] if self._gradient is True else value)
 
     def evaluate(self, X: Point) -> Evaluation:
-        """f at X; the gradients on demand."""
+        """f at X; the gradients on demand. f gets copies: what it writes into them is lost."""
         return Evaluation(self, X)
 
     def slack(self, f: float) -> float:
@@ -181,7 +181,7 @@ class Problem:
         if self._gradient is not None and self._gradient is not False:
             return self._open_given(X)
         with torch.enable_grad():
-            leaves = tuple(part.detach().requires_grad_() for part in X)
+            leaves = tuple(part.detach().clone().requires_grad_() for part in X)
             value = self.function(leaves)
         if not value.requires_grad:
             raise ConfigurationError(
@@ -201,7 +201,7 @@ class Problem:
     def _open_given(self, X: Point) -> tuple[float, Callable[[], Point]]:
         """The same with a user's own gradient."""
         with torch.no_grad():
-            answer = self._f(*X)
+            answer = self._f(*(part.clone() for part in X))
         if self._gradient is not True:
             user = self._gradient
             assert callable(user)
@@ -209,7 +209,7 @@ class Problem:
             def gradient() -> Point:
                 self.ngev += 1
                 with torch.no_grad():
-                    return _checked_gradient(user(*X), X)
+                    return _checked_gradient(user(*(part.clone() for part in X)), X)
 
             return _checked_value(answer).item(), gradient
         if not isinstance(answer, (tuple, list)) or len(answer) != 2:

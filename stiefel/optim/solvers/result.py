@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+import torch
 from scipy.optimize import OptimizeResult
 
 from stiefel.optim.solvers.problem import Evaluation, Problem
@@ -192,9 +194,12 @@ class Run:
             x=self.wrap(e.X), fun=e.f, grad_norm=e.norm, nit=self.nit, seconds=self.seconds
         )
         try:
-            return callback(state) is True
+            answer = callback(state)
         except StopIteration:
             return True
+        if getattr(answer, "dtype", None) in (torch.bool, np.dtype(bool)):
+            return bool(answer)
+        return answer is True
 
     def final(self) -> Evaluation:
         """The iterate to return: the last one, or the best if it is better beyond rounding."""

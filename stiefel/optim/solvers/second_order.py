@@ -74,7 +74,7 @@ class Hessian:
     # -- the derivative of the ambient gradient ---------------------------------------------------
     def _ambient(self, u: Tangent) -> Tangent:
         if callable(self.how):
-            answer = self.how(*self.e.X, *u)
+            answer = self.how(*(X.clone() for X in self.e.X), *u)
             return tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
         if self.how == "forward":
             return self._forward(u)
@@ -97,7 +97,7 @@ class Hessian:
     def _gradient_with_graph(self) -> tuple[Point, Point]:
         """Leaves, and the ambient gradient as a function of them."""
         with torch.enable_grad():
-            leaves = tuple(X.detach().requires_grad_() for X in self.e.X)
+            leaves = tuple(X.detach().clone().requires_grad_() for X in self.e.X)
             user = self._user_gradient()
             if user is not None:
                 G = user(leaves)
@@ -129,7 +129,7 @@ class Hessian:
         """Forward over reverse."""
         gradient = self._user_gradient() or torch.func.grad(self.problem.function)
         with torch.enable_grad():
-            return torch.func.jvp(gradient, (self.e.X,), (u,))[1]
+            return torch.func.jvp(gradient, (tuple(X.clone() for X in self.e.X),), (u,))[1]
 
     def _differences(self, u: Tangent) -> Tangent:
         """Central differences along the retraction."""
