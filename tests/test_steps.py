@@ -7,7 +7,7 @@ import torch
 
 import stiefel
 from stiefel import errors
-from stiefel.models import GRU, LSTM, OrthogonalRNN, layer
+from stiefel.models import GRU, LSTM, OrthogonalRNN, layer, step
 from stiefel.models.step import Stepper
 from stiefel.operators import CompactWY
 from tests.registry import NETWORKS
@@ -146,6 +146,33 @@ def test_16_bits_and_autocast():
     half, _ = by_steps(rnn.bfloat16(), x.bfloat16())
     assert half.dtype == torch.bfloat16
     assert (half.float() - expected).abs().max() < 0.3
+
+
+def test_products_are_in_full_precision_whatever_the_settings(monkeypatch):
+    used = []
+
+    def product(A, B):
+        used.append(A.dtype)
+        return A @ B
+
+    monkeypatch.setattr(step, "product", product)
+    rnn, x = OrthogonalRNN(3, 8), torch.randn(2, 3)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for setting, products in (("highest", 0), ("high", 3), ("medium", 3)):
+            torch.set_float32_matmul_precision(setting)
+            used.clear()
+            one = rnn.stepper()
+            one(x, one(x)[1])
+            assert len(used) == products
+            rnn.double().stepper()(x.double())
+            assert len(used) == products  # no setting reduces float64
+            rnn.float()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rnn.stepper()(x)
+    assert used[-1] == torch.float32
 
 
 def test_errors_teach():

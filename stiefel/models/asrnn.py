@@ -15,7 +15,7 @@ from stiefel.models.base import RecurrentNetwork, decode
 from stiefel.models.counts import linear_parameters, weight_parameters
 from stiefel.models.layer import start_weight
 from stiefel.models.rollout import rollout
-from stiefel.models.step import LayerStep, Parts, elman_step
+from stiefel.models.step import LayerStep, Parts, elman_step, exact
 from stiefel.numerics import compute_dtype, full_precision
 from stiefel.parametrizations import Parametrization
 
@@ -151,9 +151,9 @@ class AdaptiveLayer(nn.Module):
 
         def step(x: Tensor, parts: Parts) -> tuple[Tensor, ...]:
             (h,) = parts
-            a = None if h is None else product(h.to(d.dtype), encoder)
+            a = None if h is None else exact(h.to(d.dtype), encoder)
             (after,) = elman(x.to(d.dtype), (a,))
-            return (product(after, decoder).to(x.dtype),)
+            return (exact(after, decoder).to(x.dtype),)
 
         return step
 

@@ -18,12 +18,35 @@ from stiefel.operators import Operator
 if TYPE_CHECKING:
     from stiefel.models.base import RecurrentNetwork
 
-__all__ = ["LayerStep", "Parts", "Stepper", "elman_step"]
+__all__ = ["LayerStep", "Parts", "Stepper", "elman_step", "exact"]
 
 #: The parts of the state of one layer, each `(B, H)`, or None for zero; the first is the output.
 Parts = tuple[Tensor | None, ...]
 #: One step of one layer: the input `(B, features)` and the parts before it to those after it.
 LayerStep = Callable[[Tensor, Parts], tuple[Tensor, ...]]
+
+
+def exact(A: Tensor, B: Tensor) -> Tensor:
+    """The product A B in full precision, whatever the settings; plain where they ask for it.
+
+    `stiefel.geometry.product` costs several times a small product of torch.
+
+    Args:
+        A: `(n, k)`.
+        B: `(k, p)`.
+
+    Returns:
+        The product `(n, p)`.
+    """
+    if torch.is_autocast_enabled(A.device.type):
+        return product(A, B)
+    if A.dtype in (torch.float64, torch.complex128) or torch.compiler.is_compiling():
+        return A @ B
+    try:
+        full = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # torch's newer settings are in use, one for each backend
+        full = False
+    return A @ B if full else product(A, B)
 
 
 def elman_step(
@@ -57,13 +80,13 @@ def elman_step(
 
     def turned(h: Tensor) -> Tensor:
         if right is None:
-            return product(h, left.mT)
+            return exact(h, left.mT)
         kept = h if sign is None else h * sign
-        return kept - product(product(h, left.conj()), right.mT)
+        return kept - exact(exact(h, left.conj()), right.mT)
 
     def step(x: Tensor, parts: Parts) -> tuple[Tensor, ...]:
         (h,) = parts
-        z = product(x.to(working), V.mT)
+        z = exact(x.to(working), V.mT)
         z = z if bias is None else z + bias
         z = z if h is None else z + turned(h.to(working))
         return (activate(nonlinearity, z, beta).to(kernel.dtype),)
