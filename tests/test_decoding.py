@@ -12,7 +12,7 @@ from tests.translation import BEGIN, END, SOURCE_LENGTHS, made, sentences, slow_
 
 def log_probability(model, source, tokens):
     """Of a sentence without its begin token."""
-    fed = torch.tensor([BEGIN, *tokens[:-1]])
+    fed = torch.tensor([BEGIN, *tokens[:-1]], device=source.device)
     rows = slow_logits(model, source, fed).log_softmax(1)
     return sum(rows[t, token].item() for t, token in enumerate(tokens))
 
@@ -44,12 +44,12 @@ def louder(model, factor=4.0):
     return model
 
 
-def test_beams_are_never_worse_than_greedy_and_one_is_greedy():
+def test_beams_are_never_worse_than_greedy_and_one_is_greedy(device):
     options = {"begin": BEGIN, "end": END, "max_length": 6}
     for seed in range(4):
         torch.manual_seed(seed)
-        model = louder(made("gru"))
-        source, _ = sentences()
+        model = louder(made("gru")).to(device)
+        source = sentences()[0].to(device)
         greedy = model.greedy(source, **options)
         one = model.beam(source, width=1, **options)
         assert all(torch.equal(a, b) for a, b in zip(greedy, one, strict=True))

@@ -33,9 +33,9 @@ from tests.translation import (
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_formulas_sentence_by_sentence_with_gradients(cell):
-    model = made(cell, num_layers=2)
-    source, target = sentences()
+def test_the_formulas_sentence_by_sentence_with_gradients(cell, device):
+    model = made(cell, num_layers=2).to(device)
+    source, target = (tokens.to(device) for tokens in sentences())
     logits = model(source, target, SOURCE_LENGTHS, TARGET_LENGTHS)
     assert logits.shape == (5, 3, 7)
     alone = []
@@ -211,13 +211,54 @@ def test_autocast(cell):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_compile():
+@pytest.mark.parametrize("via", ["cwy", "rgd-c-c"])
+def test_compile_fullgraph(via):
     torch.compiler.reset()
-    model = made()
-    source, target = sentences()
-    compiled = torch.compile(model, backend="aot_eager")
-    logits = compiled(source, target, torch.tensor(SOURCE_LENGTHS), torch.tensor(TARGET_LENGTHS))
-    assert (logits - model(source, target)).abs().max() < 1e-12
+    model = made(via=via)
+    arguments = (*sentences(), torch.tensor(SOURCE_LENGTHS), torch.tensor(TARGET_LENGTHS))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    logits, expected = compiled(*arguments), model(*arguments)
+    assert (logits - expected).abs().max() < 1e-12
+    leaves = list(model.parameters())
+    slopes = torch.autograd.grad(logits.square().sum(), leaves)
+    for a, b in zip(slopes, torch.autograd.grad(expected.square().sum(), leaves), strict=True):
+        assert (a - b).abs().max() < 1e-11
+
+
+def train_together(rank, path, queue):
+    """Whether two processes, with sentences of their own, have one set of weights at the end."""
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    agree = {}
+    for cell in CELLS:
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(made(cell, learnable_h0=True))
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        optimizer = stiefel.optim.build(model, lr=1e-2, lr_orthogonal=1e-2)
+        torch.manual_seed(rank + 1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            source, target = sentences()
+            model(source, target).square().mean().backward()
+            optimizer.step()
+        moved = all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        total = torch.stack([p.detach().abs().sum() for p in model.parameters()])
+        gathered = [torch.zeros_like(total) for _ in range(2)]
+        dist.all_gather(gathered, total)
+        agree[cell] = moved and torch.equal(*gathered)
+    if rank == 0:
+        queue.put(agree)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ddp_on_two_gloo_processes(tmp_path):
+    queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(train_together, (str(tmp_path / "store"), queue), nprocs=2)
+    assert queue.get() == dict.fromkeys(CELLS, True)
 
 
 # ------------------------------------------------------------------------------- training
