@@ -28,6 +28,8 @@ NAMES = (
     "tall_memory",
     "step",
     "rollout",
+    "recurrent",
+    "doubling",
     "asrnn",
     "adapter",
     "orders",
