@@ -85,6 +85,25 @@ def test_inside_and_outside_are_the_same_function(name):
                 assert recorded[steps:, b].isnan().all()
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_ragged_lengths_have_the_norms_of_each_sequence_by_itself(name):
+    rnn, x = NETWORKS[name].make("cwy", num_layers=2, bidirectional=True), drawn(6, 3, 3)
+
+    def run(x, lengths=None):
+        with gradient_flow(rnn) as flow:
+            output, last = rnn(x, lengths=lengths)
+            cost([output, *parts(last)]).backward()
+        return flow
+
+    together = run(x, LENGTHS)
+    for b, steps in enumerate(LENGTHS):
+        alone = run(x[:steps, b : b + 1])
+        for ours, wanted in zip(together, alone, strict=True):
+            assert (ours.states[:steps, b] - wanted.states[:, 0]).abs().max() < 1e-12
+            difference = ours.adjoints[:steps, b] - wanted.adjoints[:, 0]
+            assert difference.abs().max() < 1e-11 * max(1.0, wanted.adjoints.max().item())
+
+
 @pytest.mark.parametrize("nonlinearity", ["identity", "abs"])
 @pytest.mark.parametrize("via", ["cwy", "rgd-c-c"])
 def test_orthogonal_weights_keep_the_norm_of_the_adjoint(nonlinearity, via):

@@ -42,7 +42,8 @@ class LayerFlow:
     def states(self) -> Tensor:
         """|h_t| `(T, B)`, in the order of the sequence; NaN past the end of a sequence.
 
-        The mean over the batch is ``flow.states.nanmean(1)``.
+        The mean over the batch is ``states.nanmean(1)``. The batch of a `PackedSequence` is in its
+        sorted order, longest first.
         """
         return torch.stack(self._states)
 
