@@ -339,6 +339,13 @@ def test_example_train_from_python(tmp_path: Path) -> None:
     assert (tmp_path / "cwy" / "summary.json").exists()
 
 
+def test_example_copying_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--delay 5 --hidden 16 --steps 2 --batch 4 --model asrnn nnrnn --via exprnn rgd-c-c"
+    shares = load_example("copying_memory")["main"](options.split())
+    assert set(shares) == {(m, v) for m in ("asrnn", "nnrnn") for v in ("exprnn", "rgd-c-c")}
+    assert capsys.readouterr().out.count("%") == 4
+
+
 # ------------------------------------------------------------------------------- processes
 
 
