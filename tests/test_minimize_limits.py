@@ -61,7 +61,7 @@ def test_a_run_towards_minus_infinity_is_no_success(method):
     assert not result.success, result.message
 
 
-@pytest.mark.parametrize("dtype, factor", [(D, 1e-200), (D, 1e200), (torch.float32, 1e-30)])
+@pytest.mark.parametrize(("dtype", "factor"), [(D, 1e-200), (D, 1e200), (torch.float32, 1e-30)])
 def test_a_gradient_whose_square_leaves_the_range_is_refused(X0, dtype, factor):
     with pytest.raises(NonFiniteError, match="multiply f by a number"):
         minimize(lambda X: factor * f(X), X0.to(dtype))
