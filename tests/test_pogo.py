@@ -129,7 +129,7 @@ def test_adam_by_the_formulas(dtype, device):
 def test_adam_does_not_see_the_scale_of_gradients(device):
     first = point(6, 3, device=device)
     second = copy.deepcopy(first)
-    optimizers = [POGO([leaf], lr=0.1, base="adam", eps=0.0) for leaf in (first, second)]
+    optimizers = [POGO([leaf], lr=0.1, base="adam", eps=1e-30) for leaf in (first, second)]
     for _ in range(4):
         first.grad = torch.randn_like(first.detach())
         second.grad = 1000 * first.grad
@@ -161,6 +161,8 @@ def test_what_it_refuses(device):
         {"max_step": 1.1},
         {"max_step": 0.9},  # its bound is above the tolerance of the manifold
         {"base": "adam", "momentum": 0.9},
+        {"base": "adam", "eps": 0.0},
+        {"base": "adam", "betas": (1.0, 0.9)},
         {"nesterov": True},
     ):
         with pytest.raises(ConfigurationError):

@@ -10,16 +10,10 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError
 from stiefel.geometry.gram import gram
+from stiefel.geometry.linear import plus_product
 from stiefel.optim.batches import Batch, Proposal, StateKind
-from stiefel.optim.near import (
-    NearManifold,
-    check_momentum,
-    heavy_ball,
-    plus_product,
-    residual_of_gram,
-    tangent_part,
-    twice_skew,
-)
+from stiefel.optim.moments import check_momentum, heavy_ball
+from stiefel.optim.near import NearManifold, residual_of_gram, tangent_part, twice_skew
 
 __all__ = ["Landing", "landing_field", "safe_rate"]
 
@@ -200,13 +194,8 @@ class Landing(NearManifold):
         X, group, state = batch.points, batch.group, {}
         G = batch.gradients
         if group["momentum"] != 0:
-            G, state["momentum_buffer"] = heavy_ball(
-                tangent_part(X, G),
-                batch.state.get("momentum_buffer"),
-                group["momentum"],
-                group["dampening"],
-                group["nesterov"],
-            )
+            buffer = batch.state.get("momentum_buffer")
+            G, state["momentum_buffer"] = heavy_ball(tangent_part(X, G), buffer, group)
         attraction, radius = group["attraction"], group["radius"] * _INSIDE
         F, d = landing_field(X, G, attraction, radius, -1 if group["maximize"] else 1)
         g = torch.linalg.vector_norm(F, dim=(-2, -1), keepdim=True)

@@ -1,8 +1,9 @@
-"""What the adaptive optimizers share: decay rates of moments, and the correction of their bias."""
+"""Averages of gradients: momentum as in torch's SGD, and the moments of the adaptive optimizers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,37 @@ from torch import Tensor
 from stiefel.errors import ConfigurationError
 from stiefel.numerics import real_dtype
 
-__all__ = ["bias_correction", "check_betas", "saturated_average"]
+__all__ = ["bias_correction", "check_betas", "check_momentum", "heavy_ball", "saturated_average"]
+
+
+def check_momentum(group: Mapping[str, Any]) -> None:
+    """Raises if momentum, dampening and nesterov do not go together."""
+    if group["momentum"] < 0:
+        raise ConfigurationError(f"expected momentum >= 0, got {group['momentum']}")
+    if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
+        raise ConfigurationError(
+            "nesterov=True needs momentum > 0 and dampening = 0, got momentum = "
+            f"{group['momentum']} and dampening = {group['dampening']}"
+        )
+
+
+def heavy_ball(G: Tensor, buffer: Tensor | None, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Direction and buffer of torch's SGD, with the momentum m and the dampening d of a group.
+
+    ``b <- m b + (1 - d) G`` (``b = G`` at first); the direction is b, or ``G + m b`` with
+    Nesterov's momentum.
+
+    Args:
+        G: Gradients.
+        buffer: b so far; None at first.
+        group: Has ``momentum``, ``dampening`` and ``nesterov``.
+
+    Returns:
+        The direction, and the new b.
+    """
+    m, d = group["momentum"], group["dampening"]
+    b = G if buffer is None else (m * buffer).add_(G, alpha=1 - d)
+    return (torch.add(G, b, alpha=m) if group["nesterov"] else b), b
 
 
 def check_betas(betas: Any) -> None:

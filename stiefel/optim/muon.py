@@ -12,7 +12,7 @@ from stiefel.geometry import projection_transport
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal, StateKind
-from stiefel.optim.near import check_momentum, heavy_ball
+from stiefel.optim.moments import check_momentum, heavy_ball
 from stiefel.optim.steepest import projected_direction, steepest_direction, tangent_part
 
 __all__ = ["StiefelMuon"]
@@ -137,9 +137,7 @@ class StiefelMuon(RiemannianOptimizer):
         X, group, manifold = batch.points, batch.group, batch.manifold
         u = buffer = tangent_part(X, batch.gradients)
         if group["momentum"] != 0:
-            old = batch.state.get("momentum_buffer")
-            options = (group["momentum"], group["dampening"], group["nesterov"])
-            u, buffer = heavy_ball(u, old, *options)
+            u, buffer = heavy_ball(u, batch.state.get("momentum_buffer"), group)
         if group["direction"] == "projected":
             A = projected_direction(X, u)
         else:

@@ -11,16 +11,14 @@ from torch import Tensor
 from stiefel.errors import ConfigurationError
 from stiefel.geometry import orthonormality_residual
 from stiefel.geometry.gram import gram
+from stiefel.geometry.linear import plus_product
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.groups import manifold_of
 
 __all__ = [
     "NearManifold",
-    "check_momentum",
-    "heavy_ball",
     "largest_part",
-    "plus_product",
     "residual_of_gram",
     "tangent_field",
     "tangent_part",
@@ -32,14 +30,6 @@ def residual_of_gram(S: Tensor) -> tuple[Tensor, Tensor]:
     """``E = S - I`` in the place of S, and ``|E|_F`` of each matrix, shape ``(..., 1, 1)``."""
     S.diagonal(dim1=-2, dim2=-1).sub_(1)
     return S, torch.linalg.vector_norm(S, dim=(-2, -1), keepdim=True)
-
-
-def plus_product(Z: Tensor, X: Tensor, K: Tensor, alpha: float = 1) -> Tensor:
-    """``Z + alpha X K`` in one pass, for ``(..., n, p)`` and ``(..., p, p)``."""
-    if Z.ndim == 2:
-        return torch.addmm(Z, X, K, alpha=alpha)
-    Z3, X3, K3 = (A.reshape(-1, *A.shape[-2:]) for A in (Z, X, K))
-    return torch.baddbmm(Z3, X3, K3, alpha=alpha).reshape(Z.shape)
 
 
 def largest_part(Z: Tensor) -> Tensor:
@@ -98,29 +88,6 @@ def tangent_part(X: Tensor, G: Tensor) -> Tensor:
     """
     P = X.mH @ G
     return plus_product(G, X, P.add_(P.mH.clone()), alpha=-0.5)
-
-
-def heavy_ball(
-    G: Tensor, buffer: Tensor | None, momentum: float, dampening: float, nesterov: bool
-) -> tuple[Tensor, Tensor]:
-    """Direction and buffer of torch's SGD.
-
-    ``b <- m b + (1 - d) G`` (``b = G`` at first); the direction is b, or ``G + m b`` with
-    Nesterov's momentum.
-    """
-    buffer = G if buffer is None else (momentum * buffer).add_(G, alpha=1 - dampening)
-    return (torch.add(G, buffer, alpha=momentum) if nesterov else buffer), buffer
-
-
-def check_momentum(group: Mapping[str, Any]) -> None:
-    """Raises if momentum, dampening and nesterov do not go together."""
-    if group["momentum"] < 0:
-        raise ConfigurationError(f"expected momentum >= 0, got {group['momentum']}")
-    if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
-        raise ConfigurationError(
-            "nesterov=True needs momentum > 0 and dampening = 0, got momentum = "
-            f"{group['momentum']} and dampening = {group['dampening']}"
-        )
 
 
 class NearManifold(RiemannianOptimizer):

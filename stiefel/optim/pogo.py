@@ -10,16 +10,17 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError, unknown
 from stiefel.geometry.gram import gram
+from stiefel.geometry.linear import plus_product
+from stiefel.manifolds import Manifold
 from stiefel.optim.batches import Batch, Proposal, StateKind
-from stiefel.optim.near import (
-    NearManifold,
+from stiefel.optim.moments import (
+    bias_correction,
+    check_betas,
     check_momentum,
     heavy_ball,
-    largest_part,
-    plus_product,
-    tangent_field,
-    tangent_part,
+    saturated_average,
 )
+from stiefel.optim.near import NearManifold, largest_part, tangent_field, tangent_part
 
 __all__ = ["POGO", "correction_bound", "normal_correction", "spectral_norm_bound"]
 
@@ -118,22 +119,22 @@ def scalar_adam(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Adam's direction with one second moment for each matrix, ``E |G|_F^2``, and its new state.
 
-    The direction does not depend on the scale of G and turns with it: it is ``m / (sqrt(v) + eps)``
-    with the bias corrections of Adam, m an average of G and v one of ``|G|_F^2``.
+    The direction does not depend on the scale of G and turns with it: with the count k,
+    ``m <- b1 m + (1 - b1) G``, ``v <- b2 v + (1 - b2) |G|_F^2``, and it is
+    ``m / (1 - b1^k) / (sqrt(v / (1 - b2^k)) + eps)``.
     """
-    beta1, beta2 = betas
+    b1, b2 = betas
     state = batch.state or {
         "exp_avg": batch.zeros("point"),
         "exp_avg_sq": batch.zeros("matrix"),
         "step": batch.zeros("leaf"),
     }
     square = torch.linalg.vector_norm(G, dim=(-2, -1), keepdim=True).square()
-    step = state["step"] + 1
-    m = torch.lerp(state["exp_avg"], G, 1 - beta1)
-    v = torch.lerp(state["exp_avg_sq"], square, 1 - beta2)
-    size = (v / (1 - beta2**step)).sqrt() + eps
-    direction = m / ((1 - beta1**step) * size).to(v.dtype)
-    return direction, {"exp_avg": m, "exp_avg_sq": v, "step": step}
+    m, k = torch.lerp(state["exp_avg"], G, 1 - b1), state["step"] + 1
+    v = saturated_average(state["exp_avg_sq"], square, b2, batch.leaves[0].dtype)
+    root = (v / bias_correction(b2, k)).sqrt() + eps
+    direction = m / (bias_correction(b1, k) * root).to(v.dtype)
+    return direction, {"exp_avg": m, "exp_avg_sq": v, "step": k}
 
 
 class POGO(NearManifold):
@@ -238,6 +239,7 @@ class POGO(NearManifold):
         if group["base"] not in _BASES:
             raise unknown("base direction", group["base"], _BASES)
         check_momentum(group)
+        check_betas(group["betas"])
         if group["base"] == "adam" and group["momentum"] != 0:
             raise ConfigurationError(
                 f"base='adam' has betas=(b1, b2) for momentum: expected momentum=0, got "
@@ -251,6 +253,14 @@ class POGO(NearManifold):
                 "correction makes matrices singular from sqrt(2) on"
             )
         super()._check_group(group)
+
+    def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
+        super()._check_manifold_leaf(leaf, manifold, group)
+        if group["base"] == "adam" and not group["eps"] > 0:
+            raise ConfigurationError(
+                f"expected eps > 0 with base='adam', got {group['eps']}: a zero gradient would be "
+                "divided by zero"
+            )
 
     def _reach(self, group: Mapping[str, Any]) -> float:
         if group["max_step"] is None:
@@ -269,9 +279,7 @@ class POGO(NearManifold):
         G = tangent_part(batch.points, G)
         if group["base"] == "adam":
             return scalar_adam(G, batch, group["betas"], group["eps"])
-        buffer = batch.state.get("momentum_buffer")
-        options = (group["momentum"], group["dampening"], group["nesterov"])
-        direction, buffer = heavy_ball(G, buffer, *options)
+        direction, buffer = heavy_ball(G, batch.state.get("momentum_buffer"), group)
         return direction, {"momentum_buffer": buffer}
 
     def _propose(self, batch: Batch) -> Proposal:

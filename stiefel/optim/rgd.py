@@ -7,15 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from stiefel.errors import ConfigurationError, unknown
-from stiefel.geometry import DESCENTS, projection_transport
+from stiefel.geometry import DESCENTS
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal, StateKind
+from stiefel.optim.carrying import check_transport, check_transport_on, move_and_carry
+from stiefel.optim.moments import check_momentum, heavy_ball
 
 __all__ = ["RGD"]
-
-_TRANSPORTS = ("projection", "cayley")
 
 
 class RGD(RiemannianOptimizer):
@@ -96,26 +95,13 @@ class RGD(RiemannianOptimizer):
         super().__init__(params, defaults, euclidean=euclidean, skip_nonfinite=skip_nonfinite)
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        if group["momentum"] < 0:
-            raise ConfigurationError(f"expected momentum >= 0, got {group['momentum']}")
-        if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
-            raise ConfigurationError(
-                "nesterov=True needs momentum > 0 and dampening = 0, got momentum = "
-                f"{group['momentum']} and dampening = {group['dampening']}"
-            )
-        if group["transport"] not in _TRANSPORTS:
-            raise unknown("transport", group["transport"], _TRANSPORTS)
+        check_momentum(group)
+        check_transport(group)
         super()._check_group(group)
 
     def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
         super()._check_manifold_leaf(leaf, manifold, group)
-        cayley = isinstance(manifold, Stiefel) and manifold.retraction == "cayley"
-        if group["transport"] == "cayley" and not cayley:
-            raise ConfigurationError(
-                "transport='cayley' follows the Cayley retraction: expected a parameter on "
-                f"stiefel.Stiefel(retraction='cayley'), got {self.describe(leaf)} on "
-                f"{manifold}. Use transport='projection'"
-            )
+        check_transport_on(manifold, group, self.describe(leaf))
 
     def _state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
         return {"momentum_buffer": "point"} if group["momentum"] != 0 else {}
@@ -129,20 +115,6 @@ class RGD(RiemannianOptimizer):
         gradient = manifold.egrad2rgrad(X, batch.gradients)
         if momentum == 0:
             return Proposal(manifold.retr(X, rate * gradient), {})
-        buffer = gradient
-        if "momentum_buffer" in batch.state:
-            old = batch.state["momentum_buffer"]
-            buffer = momentum * old + (1 - group["dampening"]) * gradient
-        direction = gradient + momentum * buffer if group["nesterov"] else buffer
-        Y, carried = _move(manifold, X, rate * direction, buffer, group["transport"])
+        direction, buffer = heavy_ball(gradient, batch.state.get("momentum_buffer"), group)
+        Y, carried = move_and_carry(manifold, X, rate * direction, buffer, group["transport"])
         return Proposal(Y, {"momentum_buffer": carried})
-
-
-def _move(
-    manifold: Manifold, X: Tensor, u: Tensor, z: Tensor, transport: str
-) -> tuple[Tensor, Tensor]:
-    """The new point R_X(u), and the tangent vector z carried there."""
-    if transport == "projection" and isinstance(manifold, Stiefel):
-        Y = manifold.retr(X, u)
-        return Y, projection_transport(Y, z)
-    return manifold.retr_transp(X, u, z)

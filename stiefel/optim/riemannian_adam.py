@@ -8,18 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.errors import ConfigurationError, unknown
-from stiefel.geometry import cholesky_qr_factor, polar_factor, projection_transport, qr_factor
-from stiefel.manifolds import Manifold, Stiefel
+from stiefel.errors import ConfigurationError
+from stiefel.manifolds import Manifold
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal, StateKind
+from stiefel.optim.carrying import check_transport, check_transport_on, move_and_carry
 from stiefel.optim.moments import bias_correction, check_betas, saturated_average
 
 __all__ = ["RiemannianAdam"]
-
-_TRANSPORTS = ("projection", "cayley")
-#: Retractions of the form ``factor(X + u)``. The direction is tangent: it is not projected again.
-_FACTORS = {"qr": qr_factor, "cholesky_qr": cholesky_qr_factor, "polar": polar_factor}
 
 
 class RiemannianAdam(RiemannianOptimizer):
@@ -103,8 +99,7 @@ class RiemannianAdam(RiemannianOptimizer):
         check_betas(group["betas"])
         if not group["eps"] >= 0:
             raise ConfigurationError(f"expected eps >= 0, got {group['eps']}")
-        if group["transport"] not in _TRANSPORTS:
-            raise unknown("transport", group["transport"], _TRANSPORTS)
+        check_transport(group)
         super()._check_group(group)
 
     def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
@@ -115,13 +110,7 @@ class RiemannianAdam(RiemannianOptimizer):
                 f"expected eps > 0 for a parameter on a manifold, got {group['eps']}: a zero "
                 "gradient would be divided by zero"
             )
-        cayley = isinstance(manifold, Stiefel) and manifold.retraction == "cayley"
-        if group["transport"] == "cayley" and not cayley:
-            raise ConfigurationError(
-                "transport='cayley' follows the Cayley retraction: expected a parameter on "
-                f"stiefel.Stiefel(retraction='cayley'), got {self.describe(leaf)} on "
-                f"{manifold}. Use transport='projection'"
-            )
+        check_transport_on(manifold, group, self.describe(leaf))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores, and notes products among the manifolds of a copy."""
@@ -153,7 +142,7 @@ class RiemannianAdam(RiemannianOptimizer):
             new["max_exp_avg_sq"] = v
         root = torch.sqrt(v / bias_correction(b2, k)) + group["eps"]
         u = m * (batch.rate / (bias_correction(b1, k) * root))
-        Y, m = _move(manifold, X, u, m, group["transport"])
+        Y, m = move_and_carry(manifold, X, u, m, group["transport"])
         return Proposal(Y, {"exp_avg": m, **new})
 
 
@@ -173,14 +162,3 @@ def _squared_length(manifold: Manifold, X: Tensor, g: Tensor) -> Tensor:
         leading = X.shape[: X.ndim - int(manifold.ndim)]
         square = manifold.inner(X, g, keepdim=True).reshape(*leading, *(1,) * int(manifold.ndim))
     return square.real if square.is_complex() else square
-
-
-def _move(
-    manifold: Manifold, X: Tensor, u: Tensor, m: Tensor, transport: str
-) -> tuple[Tensor, Tensor]:
-    """The new point R_X(u), and the tangent vector m carried there."""
-    if transport == "cayley" or not isinstance(manifold, Stiefel):
-        return manifold.retr_transp(X, u, m)
-    factor = _FACTORS.get(manifold.retraction) if type(manifold) is Stiefel else None
-    Y = manifold.retr(X, u) if factor is None else factor(X + u)
-    return Y, projection_transport(Y, m)

@@ -170,6 +170,25 @@ def test_a_non_finite_gradient_changes_nothing(case, device):
 
 
 @every
+def test_a_huge_gradient_does_not_stop_a_parameter_for_ever(case, device):
+    """Its square overflows in float32: refused with nothing changed, or all states stay finite."""
+    leaf = leaf_of(case, (2,), dtype=torch.float32, device=device)
+    optimizer = make(case, [leaf])
+    noisy(leaf)
+    leaf.grad[1] *= 1e25
+    before = leaf.detach().clone()
+    try:
+        optimizer.step()
+    except NonFiniteError:
+        assert torch.equal(leaf, before)
+        assert leaf not in optimizer.state
+        return
+    assert torch.isfinite(leaf).all()
+    for value in optimizer.state[leaf].values():
+        assert torch.isfinite(value).all()
+
+
+@every
 @pytest.mark.parametrize(("fresh", "euclidean"), [(True, "sgd"), (False, "adam")])
 def test_skip_nonfinite_leaves_those_parameters_where_they_are(case, fresh, euclidean, device):
     leaves = [leaf_of(case, batch, device=device) for batch in [(), (), (), (2,)]]
