@@ -39,6 +39,10 @@ class GroupedLeaves(torch.optim.Optimizer):
         skip_nonfinite: Whether leaves with a non-finite gradient stay where they are.
     """
 
+    #: Whether the steps of points use ``betas``. These are in `defaults`, where schedulers that
+    #: cycle momentum look for what to cycle, only if points or ordinary parameters use them.
+    _points_have_betas = False
+
     def _state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
         """The tensors that are kept for each manifold leaf, by name, and what they are.
 
@@ -70,7 +74,7 @@ class GroupedLeaves(torch.optim.Optimizer):
                     "used up by an earlier loop, or does the model have none?"
                 )
         super().__init__(params, {**_EUCLIDEAN_DEFAULTS, **defaults})
-        if euclidean != "adam":  # schedulers that cycle momentum would cycle betas in its place
+        if euclidean != "adam" and not self._points_have_betas:
             self.defaults.pop("betas", None)
 
     # -- groups -----------------------------------------------------------------------------------

@@ -233,6 +233,7 @@ class POGO(NearManifold):
             "maximize": maximize,
             "weight_decay": weight_decay,
         }
+        self._points_have_betas = base == "adam"
         super().__init__(params, defaults, euclidean=euclidean, skip_nonfinite=skip_nonfinite)
 
     def _check_group(self, group: dict[str, Any]) -> None:

@@ -41,6 +41,8 @@ class RGDAdam(RiemannianOptimizer):
     step, and so off the manifold: by up to ``4 c^(s+2)`` in a step, and it adds up. A point that
     is further off than its manifold allows is computed again in double precision and projected;
     ``Stiefel(..., tolerance=1e-2)`` leaves the paper's iterates as they are.
+    ``skip_nonfinite=True`` mends nothing: with `iterations` it needs such a manifold, and long
+    steps of less than two sweeps leave that too.
 
     In the canonical metric the canonical gradient takes the place of the projected G; v stays.
 
@@ -62,8 +64,8 @@ class RGDAdam(RiemannianOptimizer):
             of an error; nothing is then read by the host.
 
     Raises:
-        ConfigurationError: If options are out of range, or a parameter is on another manifold or
-            has another retraction.
+        ConfigurationError: If options are out of range or do not go together, or a parameter is on
+            another manifold or has another retraction.
         UnknownNameError: If `euclidean` is none of the names above.
 
     Example:
@@ -78,6 +80,8 @@ class RGDAdam(RiemannianOptimizer):
         >>> round((X.mT @ C @ X).trace().item(), 3)  # the two smallest eigenvalues, 1 + 2
         3.0
     """
+
+    _points_have_betas = True
 
     def __init__(
         self,
@@ -105,7 +109,6 @@ class RGDAdam(RiemannianOptimizer):
             "weight_decay": weight_decay,
         }
         super().__init__(params, defaults, euclidean=euclidean, skip_nonfinite=skip_nonfinite)
-        self.defaults["betas"] = betas  # points have them too, whatever `euclidean` is
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_betas(group["betas"])
@@ -132,6 +135,13 @@ class RGDAdam(RiemannianOptimizer):
                 "RGDAdam steps along a Cayley transform: expected a parameter on "
                 f"stiefel.Stiefel(retraction='cayley'), got {self.describe(leaf)} on {manifold}. "
                 "Use stiefel.optim.RiemannianAdam, which takes every manifold and retraction"
+            )
+        if self.skip_nonfinite and group["iterations"] is not None and manifold.tolerance is None:
+            raise ConfigurationError(
+                f"iterations={group['iterations']} ends off the manifold, and skip_nonfinite=True "
+                f"mends no point: expected {self.describe(leaf)} on "
+                f"stiefel.Stiefel(retraction='cayley', tolerance=1e-2), got {manifold}. "
+                "Use iterations=None, the exact Cayley step, or skip_nonfinite=False"
             )
 
     def _state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:

@@ -67,6 +67,7 @@ class RiemannianAdam(RiemannianOptimizer):
         3.0
     """
 
+    _points_have_betas = True
     _by_component = False  # whether some leaf is on a product of manifolds
 
     def __init__(
@@ -93,7 +94,6 @@ class RiemannianAdam(RiemannianOptimizer):
             "maximize": maximize,
         }
         super().__init__(params, defaults, euclidean=euclidean, skip_nonfinite=skip_nonfinite)
-        self.defaults["betas"] = betas  # points have them too, whatever `euclidean` is
 
     def _check_group(self, group: dict[str, Any]) -> None:
         check_betas(group["betas"])

@@ -15,8 +15,7 @@ NEAR = [case for case in OPTIMIZERS if issubclass(case.kind, NearManifold) and n
 
 
 def test_there_are_some():
-    assert {case.kind.__name__ for case in NEAR} == {"Landing", "POGO"}
-    assert all(case.feasible or case in NEAR for case in OPTIMIZERS)
+    assert len({case.kind for case in NEAR}) > 1
 
 
 @pytest.mark.slow
@@ -54,4 +53,4 @@ def follow(case, steps, device, monkeypatch):
     usual = stiefel.tolerance(torch.float32, 64, 16)
     for measured, bound in zip(worst.tolist(), optimizer.bound(), strict=True):
         assert measured < bound + usual
-        assert case.kind.__name__ == "POGO" or measured > bound / 100  # the bound says something
+        assert measured > bound / 100 or not case.attains  # the bound says something

@@ -191,8 +191,8 @@ def test_a_huge_gradient_does_not_stop_a_parameter_for_ever(case, device):
 @every
 @pytest.mark.parametrize(("fresh", "euclidean"), [(True, "sgd"), (False, "adam")])
 def test_skip_nonfinite_leaves_those_parameters_where_they_are(case, fresh, euclidean, device):
-    leaves = [leaf_of(case, batch, device=device) for batch in [(), (), (), (2,)]]
-    leaves.append(leaf_of(case, n=4, p=4, device=device))
+    sizes = [((), 6, 2)] * 3 + [((2,), 6, 2), ((), 4, 4)]
+    leaves = [leaf_of(case, *size, device=device, manifold=case.unmended) for size in sizes]
     leaves += [nn.Parameter(torch.ones(3, device=device)) for _ in range(2)]
     optimizer = make(case, leaves, euclidean=euclidean, skip_nonfinite=True)
     if not fresh:
@@ -200,8 +200,7 @@ def test_skip_nonfinite_leaves_those_parameters_where_they_are(case, fresh, eucl
         optimizer.step()
     noisy(*leaves)
     twins = twins_of(leaves)
-    # without the option a step is mended where it ends off the manifold by itself
-    reference = make(case, twins, euclidean=euclidean, skip_nonfinite=not case.feasible)
+    reference = make(case, twins, euclidean=euclidean)
     reference.load_state_dict(optimizer.state_dict())
     for index in (1, 3, 4, 5):
         leaves[index].grad[(-1,) * leaves[index].ndim] = float("nan")
@@ -215,6 +214,16 @@ def test_skip_nonfinite_leaves_those_parameters_where_they_are(case, fresh, eucl
                 expected = reference.state[twin].get(name, torch.zeros_like(value))
                 assert (value - expected).abs().max() < 1e-13
     assert torch.isnan(leaves[1].grad).any(), "gradients are never written to"
+
+
+@everywhere
+def test_skip_nonfinite_is_refused_where_points_would_need_mending(case, manifold, device):
+    leaf = leaf_of(case, manifold=manifold, device=device)
+    if case.unmended is None:
+        assert make(case, [leaf], skip_nonfinite=True).skip_nonfinite
+        return
+    with pytest.raises(ConfigurationError, match=r"mends no point.*parameter 0.*tolerance=1e-2"):
+        make(case, [leaf], skip_nonfinite=True)
 
 
 @every

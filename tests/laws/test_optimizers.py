@@ -21,7 +21,9 @@ every = pytest.mark.parametrize(
 rgd_manifold = pytest.mark.parametrize(
     "manifold", RGD_MANIFOLDS, ids=lambda m: f"{m.metric}-{m.retraction}"
 )
-#: Every optimizer that claims to stay on the manifold, in one metric; plain RGD in both.
+SLOW = pytest.mark.slow
+#: Every optimizer that claims to stay on the manifold, in one metric; plain RGD in both. Those that
+#: are costly run with ``--runslow``.
 FEASIBLE = [
     (case, manifold)
     for case, manifold in CASES
@@ -29,7 +31,11 @@ FEASIBLE = [
     and (manifold.metric == "canonical" or (case.name == "rgd" and manifold in RGD_MANIFOLDS))
 ]
 feasible = pytest.mark.parametrize(
-    ("case", "manifold"), FEASIBLE, ids=[f"{c.name}-{m.metric}-{m.retraction}" for c, m in FEASIBLE]
+    ("case", "manifold"),
+    [
+        pytest.param(c, m, id=f"{c.name}-{m.metric}-{m.retraction}", marks=[SLOW] * bool(c.costly))
+        for c, m in FEASIBLE
+    ],
 )
 
 
