@@ -21,9 +21,8 @@ from torch import Tensor
 from benchmarks.harness import installed
 from benchmarks.problems import KnownMinimum
 from benchmarks.traces import Trace
-from stiefel import optim
 from stiefel.manifolds import ManifoldParameter, Stiefel
-from stiefel.optim import minimize
+from stiefel.optim import POGO, RGD, Landing, RGDAdam, RiemannianAdam, StiefelMuon, minimize
 from stiefel.optim.solvers import SOLVERS
 
 __all__ = ["Contestant", "contestants", "present"]
@@ -142,33 +141,18 @@ def _rates(
 
 
 def _first_order() -> list[Contestant]:
-    """Our optimizers that are there, as deterministic methods."""
+    """Our optimizers as deterministic methods."""
     cholesky, cayley = Stiefel("euclidean", "cholesky_qr"), Stiefel("euclidean", "cayley")
-    known: dict[str, tuple[Any, bool, bool]] = {
-        "RGD": (cholesky, True, True),
-        "RGDAdam": (cayley, False, False),
-        "RiemannianAdam": (cholesky, False, False),
-        "Landing": (None, True, False),
-        "POGO": (None, True, False),
-        "StiefelMuon": (None, False, False),
+    near = Stiefel("euclidean", tolerance=0.5)
+    candidates = {
+        RGD: _rates(RGD, cholesky, descent=True, momentum=True),
+        RGDAdam: _rates(RGDAdam, cayley, descent=False),
+        RiemannianAdam: _rates(RiemannianAdam, cholesky, descent=False),
+        Landing: _rates(Landing, near, descent=True, halved=True),
+        POGO: _rates(POGO, near, descent=True, halved=True),
+        StiefelMuon: _rates(StiefelMuon, Stiefel("euclidean", "polar"), descent=False),
     }
-    found = []
-    for name, (manifold, descent, momentum) in known.items():
-        kind = getattr(optim, name, None)
-        if kind is None:
-            continue
-        own = _own_manifold(name) if manifold is None else manifold
-        halved = name == "Landing"
-        candidates = _rates(kind, own, descent=descent, momentum=momentum, halved=halved)
-        found.append(Contestant(name, True, candidates))
-    return found
-
-
-def _own_manifold(name: str) -> Stiefel:
-    """Where an optimizer without a retraction lives, or with one that it asks for."""
-    if name == "StiefelMuon":
-        return Stiefel("euclidean", "polar")
-    return Stiefel("euclidean", "cholesky_qr", tolerance=0.5)
+    return [Contestant(kind.__name__, True, choices) for kind, choices in candidates.items()]
 
 
 def _limit_numpy_threads() -> None:

@@ -98,9 +98,10 @@ def cholesky_qr_retraction(X: Tensor, u: Tensor) -> Tensor:
 
 @guarded
 def polar_retraction(X: Tensor, u: Tensor) -> Tensor:
-    """The polar (projection) retraction: the point nearest to X + u.
+    """The polar (projection) retraction: the point nearest to X + u, by `gram_polar_factor`.
 
-    Third order for the Euclidean exponential, second for the canonical one.
+    ``R(u) = (X + u)(I + u^H u)^(-1/2)`` for tangent u. Third order for the Euclidean exponential,
+    second for the canonical one.
 
     Args:
         X: Points, shape ``(..., n, p)``.

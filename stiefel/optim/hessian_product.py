@@ -11,9 +11,9 @@ from torch import Tensor
 from stiefel.errors import DtypeError, ShapeError
 from stiefel.manifolds import Manifold
 from stiefel.numerics import full_precision
-from stiefel.optim.solvers.minimize import _components, _unpack
 from stiefel.optim.solvers.problem import Problem
 from stiefel.optim.solvers.second_order import Hessian
+from stiefel.optim.solvers.starts import components_of, unpack
 
 __all__ = ["hessian_vector_product"]
 
@@ -64,7 +64,7 @@ def hessian_vector_product(
         >>> H.squeeze()  # 2 (2 - 1) u
         tensor([0., 2., 0., 0.], dtype=torch.float64)
     """
-    points, _ = _unpack(X)
+    points, _ = unpack(X)
     several = isinstance(X, (list, tuple))
     vectors: tuple[Any, ...] = tuple(u) if isinstance(u, (list, tuple)) else (u,)
     if [v.shape for v in vectors] != [x.shape for x in points]:
@@ -77,7 +77,7 @@ def hessian_vector_product(
             f"expected vectors of the dtypes {[x.dtype for x in points]} of the points, got "
             f"{[v.dtype for v in vectors]}: convert them with .to(X.dtype)"
         )
-    problem = Problem(f, _components(points, X, manifold), gradient)
+    problem = Problem(f, components_of(points, manifold), gradient)
     plain = tuple(x.detach().as_subclass(Tensor) for x in points)
     with torch.no_grad(), full_precision():
         e = problem.evaluate(plain)

@@ -11,7 +11,7 @@ from stiefel.errors import ConfigurationError, ShapeError, UnknownNameError
 from stiefel.geometry.metrics import _real_inner
 from stiefel.manifolds import ManifoldParameter, Stiefel
 from stiefel.optim import hessian_vector_product
-from stiefel.optim.solvers.second_order import HESSIANS
+from stiefel.optim.solvers.second_order import DERIVATIVES
 from tests.points import sample
 from tests.registry import DOUBLE, MANIFOLDS, SHAPES
 
@@ -75,7 +75,7 @@ def test_self_adjoint_and_linear(manifold, shape, dtype, device):
 @each_manifold
 @each_dtype
 @pytest.mark.parametrize("given", [False, True], ids=["autograd", "gradient"])
-@pytest.mark.parametrize("how", [*HESSIANS, "function"])
+@pytest.mark.parametrize("how", [*DERIVATIVES, "function"])
 def test_every_way_gives_the_same(manifold, dtype, given, how, device):
     X, u, _ = sample(((2,), 6, 3), dtype, device)
     C = torch.randn(6, 6, dtype=dtype, device=device)

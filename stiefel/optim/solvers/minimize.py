@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.errors import ConfigurationError, DtypeError, NonFiniteError, ShapeError, unknown
-from stiefel.manifolds import GeooptManifoldParameter, Manifold, ManifoldParameter, Stiefel
+from stiefel.errors import ConfigurationError, NonFiniteError, unknown
+from stiefel.manifolds import Manifold
 from stiefel.numerics import full_precision
 from stiefel.optim.checks import all_finite
 from stiefel.optim.solvers.barzilai_borwein import barzilai_borwein
-from stiefel.optim.solvers.components import Component, component_of
 from stiefel.optim.solvers.conjugate_gradient import conjugate_gradient
 from stiefel.optim.solvers.lbfgs import lbfgs
 from stiefel.optim.solvers.problem import Evaluation, Point, Problem
 from stiefel.optim.solvers.result import Limits, MinimizeResult, Run, Status
+from stiefel.optim.solvers.starts import components_of, unpack
 from stiefel.optim.solvers.trust_region import trust_region
 
 __all__ = ["SOLVERS", "minimize"]
@@ -33,7 +33,6 @@ SOLVERS: dict[str, Callable[..., None]] = {
 }
 
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
-_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def minimize(
@@ -106,8 +105,8 @@ def minimize(
         raise unknown("method", method, SOLVERS)
     solver = SOLVERS[method]
     _check_options(method, solver, options)
-    starts, wrap = _unpack(X0)
-    components = _components(starts, X0, manifold)
+    starts, wrap = unpack(X0)
+    components = components_of(starts, manifold)
     limits = _limits(
         starts, tol, absolute_tol, max_iterations, max_seconds, callback, feasibility_every
     )
@@ -130,68 +129,6 @@ def _check_options(method: str, solver: Callable[..., None], options: dict[str, 
     for name in options:
         if name not in known:
             raise unknown(f"option of {method!r}", name, known)
-
-
-def _unpack(
-    X0: Tensor | Sequence[Tensor],
-) -> tuple[tuple[Tensor, ...], Callable[[Point], Any]]:
-    """The starts as a tuple, and the function that gives points the type of X0."""
-    several = isinstance(X0, (list, tuple))
-    starts: tuple[Any, ...] = tuple(X0) if several else (X0,)
-    if not starts:
-        raise ConfigurationError("expected at least one start, got an empty sequence")
-    for start in starts:
-        if not isinstance(start, Tensor):
-            raise ConfigurationError(
-                f"expected a tensor, a ManifoldParameter or a list or tuple of them, got "
-                f"{type(start).__name__}"
-            )
-        if start.dtype not in _DTYPES:
-            raise DtypeError(
-                f"expected float32, float64 or a complex start, got {start.dtype}: convert it, for "
-                "instance with .to(torch.float64)"
-            )
-
-    def wrap(X: Point) -> Any:
-        points = [_like(start, part) for start, part in zip(starts, X, strict=True)]
-        if not several:
-            return points[0]
-        return points if isinstance(X0, list) else tuple(points)
-
-    return starts, wrap
-
-
-def _like(start: Tensor, X: Tensor) -> Tensor:
-    if isinstance(start, GeooptManifoldParameter):
-        return ManifoldParameter(X, start.manifold, start.requires_grad, check=False)
-    return X
-
-
-def _components(starts: tuple[Tensor, ...], X0: Any, manifold: Any) -> tuple[Component, ...]:
-    """One component for each start."""
-    given = list(manifold) if isinstance(manifold, (list, tuple)) else [manifold] * len(starts)
-    if len(given) != len(starts):
-        raise ConfigurationError(
-            f"expected one manifold for each of the {len(starts)} starts, got {len(given)}"
-        )
-    components = []
-    for start, choice in zip(starts, given, strict=True):
-        own = getattr(start, "manifold", None)
-        if own is not None and choice is not None and own != choice:
-            raise ConfigurationError(
-                f"a start lies on {own} and manifold={choice!r} was given: leave manifold= out, or "
-                "hand over start.detach().as_subclass(torch.Tensor)"
-            )
-        choice = own if choice is None else choice
-        if choice is None:
-            if start.ndim < 2:
-                raise ShapeError(
-                    f"expected a matrix (..., n, p), got a tensor of shape {tuple(start.shape)}: "
-                    "name its manifold, for instance manifold='euclidean' for a free tensor"
-                )
-            choice = Stiefel("euclidean", "cholesky_qr")
-        components.append(component_of(choice))
-    return tuple(components)
 
 
 def _limits(

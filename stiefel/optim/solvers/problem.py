@@ -11,7 +11,7 @@ A solver is written against this interface alone:
     problem.curve(e, d)             the curve t -> R_X(t d): `at(t)` evaluates, `slope(e)` derives
     problem.retract(X, u)           R_X(u)
     problem.transport(X, u, Y, v)   v at X carried to Y = R_X(u)
-    problem.difference(e, new)      (s, y), the changes of point and gradient along a curve
+    problem.difference(e, d, new)   (s, y), the changes of point and gradient to R_X(t d)
     problem.function(X)             f as torch computes it, for second derivatives
 
 Points and vectors are tuples of tensors, one for each manifold; numbers are Python floats.

@@ -14,10 +14,10 @@ from stiefel.geometry.tangent import sym
 from stiefel.optim.solvers.components import Component, StiefelComponent
 from stiefel.optim.solvers.problem import Evaluation, Point, Problem, Tangent
 
-__all__ = ["HESSIANS", "Hessian"]
+__all__ = ["DERIVATIVES", "Hessian"]
 
-#: How the ambient Hessian-vector product is computed.
-HESSIANS = ("autograd", "forward", "differences")
+#: How the derivative of the ambient gradient along a vector is computed, by name.
+DERIVATIVES = ("autograd", "forward", "differences")
 
 
 class Hessian:
@@ -41,8 +41,8 @@ class Hessian:
     """
 
     def __init__(self, problem: Problem, e: Evaluation, how: str | Callable[..., Any]) -> None:
-        if isinstance(how, str) and how not in HESSIANS:
-            raise unknown("hessian", how, HESSIANS)
+        if isinstance(how, str) and how not in DERIVATIVES:
+            raise unknown("hessian", how, DERIVATIVES)
         self.problem, self.e, self.how = problem, e, how
         if how != "differences":
             for component in problem.components:
