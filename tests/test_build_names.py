@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -36,6 +38,21 @@ def test_a_name_is_its_class_on_the_manifold_of_its_short_form(name, sizes, devi
         bound = constraint.manifold.tolerance_for(torch.float32, *sizes)
         assert geometry.orthonormality_residual(constraint.point) <= bound
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", [name for name in RIEMANNIAN if name in SHORT_FORMS])
+def test_the_optimizer_that_a_short_form_names_is_the_default(name):
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5))
+    stiefel.orthogonal(model[0], via=name)
+    stiefel.orthogonal(model[1], via="cwy")
+    assert type(build(model, lr=0.1).riemannian) is RIEMANNIAN[name]
+    assert type(build(copy.deepcopy(model), lr=0.1).riemannian) is RIEMANNIAN[name]
+    assert type(build(model, lr=0.1, riemannian="rgd").riemannian) is RIEMANNIAN["rgd"]
+    stiefel.orthogonal(model[2], via="rgd-c-c")
+    with pytest.raises(ConfigurationError, match=rf"'{name}' \(0.weight\), 'rgd' \(2.weight\)"):
+        build(model, lr=0.1)
+    stiefel.convert(model, name)
+    assert type(build(model, lr=0.1).riemannian) is RIEMANNIAN[name]
 
 
 def test_what_is_refused():

@@ -48,7 +48,7 @@ def build(
     lr_riemannian: float | Tensor | None = None,
     optimizer: str | type[torch.optim.Optimizer] = "adam",
     optimizer_options: Mapping[str, Any] | None = None,
-    riemannian: str | type[torch.optim.Optimizer] = "rgd",
+    riemannian: str | type[torch.optim.Optimizer] | None = None,
     riemannian_options: Mapping[str, Any] | None = None,
     skip_nonfinite: bool = False,
 ) -> CombinedOptimizer:
@@ -70,9 +70,9 @@ def build(
             and ``lr=``.
         optimizer_options: Further options of that optimizer.
         riemannian: ``"rgd"``, ``"rgd-adam"``, ``"adam"`` (`RiemannianAdam`), ``"landing"``,
-            ``"pogo"``, ``"stiefel-muon"``, or a class; geoopt's work as well. The short forms
-            ``"rgd-adam"``, ``"landing"``, ``"pogo"`` and ``"stiefel-muon"`` of
-            `stiefel.orthogonal` make the manifolds that they need.
+            ``"pogo"``, ``"stiefel-muon"``, or a class; geoopt's work as well. By default it is the
+            one that the short form of `stiefel.orthogonal` names (``via="rgd-adam"``,
+            ``"landing"``, ``"pogo"``, ``"stiefel-muon"``), for all other points ``"rgd"``.
         riemannian_options: Further options of it.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, without
             the host reading anything, instead of a `NonFiniteError` that leaves all untouched.
@@ -82,8 +82,9 @@ def build(
 
     Raises:
         UnknownNameError: If the name of an optimizer is unknown.
-        ConfigurationError: If the model has no parameters, or the optimizer evaluates its closure
-            several times (L-BFGS).
+        ConfigurationError: If the model has no parameters, the short forms of its weights name
+            several optimizers and `riemannian` none, or the optimizer evaluates its closure several
+            times (L-BFGS).
         LostManifoldError: If a Riemannian weight has lost its manifold.
 
     Example:
@@ -98,7 +99,7 @@ def build(
     lr_orthogonal = lr / 10 if lr_orthogonal is None else lr_orthogonal
     lr_riemannian = _copy(lr_orthogonal) if lr_riemannian is None else lr_riemannian
     further = _checked(riemannian_options, "riemannian_options")
-    kind = _riemannian_class(riemannian)
+    kind = _riemannian_class(_named_by(model) if riemannian is None else riemannian)
     if issubclass(kind, RiemannianOptimizer):
         further.setdefault("skip_nonfinite", skip_nonfinite)
     ordinary = _make(
@@ -143,6 +144,19 @@ def _optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch
             "torch.optim.LBFGS alone on a model whose weights are all parametrized"
         )
     return optimizer
+
+
+def _named_by(model: nn.Module) -> str:
+    """The optimizer that the short forms of all Riemannian weights name, ``"rgd"`` by default."""
+    points = [constraint for constraint in constraints(model) if constraint.is_riemannian]
+    names = {constraint.made_for or "rgd": constraint.path for constraint in points}
+    if len(names) > 1:
+        found = ", ".join(f"{name!r} ({path})" for name, path in names.items())
+        raise ConfigurationError(
+            f"expected Riemannian weights for one optimizer, got weights for {found}: choose it "
+            "with riemannian=, or make the weights with one short form"
+        )
+    return next(iter(names), "rgd")
 
 
 def _riemannian_class(riemannian: str | type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:

@@ -52,6 +52,12 @@ class Constraint:
         return self._storage is None or isinstance(self._storage.chart, Riemannian)
 
     @property
+    def made_for(self) -> str | None:
+        """The optimizer that the short form of `stiefel.orthogonal` named; None otherwise."""
+        chart = None if self._storage is None else self._storage.chart
+        return chart.made_for if isinstance(chart, Riemannian) else None
+
+    @property
     def manifold(self) -> Manifold:
         """The manifold of the point; the canonical Stiefel manifold for charts."""
         if self._storage is None:

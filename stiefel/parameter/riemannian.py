@@ -29,8 +29,13 @@ class Riemannian(Parametrization):
         tolerance: How far from orthonormal the point may be; see `stiefel.Stiefel`.
         manifold: A manifold that replaces `inner`, `retraction` and `tolerance`.
         device: Where the point lives, for ``retraction="auto"``.
+
+    Attributes:
+        made_for: The short form that named an optimizer beside the manifold, such as
+            ``"landing"``; None otherwise.
     """
 
+    made_for: str | None = None
     name = "riemannian"
     complex = True
     tall = True

@@ -28,7 +28,7 @@ def _half(n: int) -> int:
 
 #: Names from the papers: a chart and options that the name implies; an option may be a function of
 #: the number of rows. For the manifold RGD-{inner product}-{retraction}, and the manifolds that the
-#: optimizers of those names need (`stiefel.optim.build(..., riemannian=name)` chooses them).
+#: optimizers of those names need.
 SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "exprnn": ("matrix_exp", {"base": "identity"}),
     "dtriv": ("matrix_exp", {"rebase_every": 100, "project_every": 100}),
@@ -45,6 +45,9 @@ SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "scornn": ("cayley", {"negative": _half}),
     "eurnn": ("givens", {}),
 }
+
+#: Short forms that name an optimizer: `stiefel.optim.build` takes it where no other is named.
+_OPTIMIZERS = ("rgd-adam", "landing", "pogo", "stiefel-muon")
 
 #: Arguments of a chart that the door gives by itself.
 _GIVEN = ("self", "n", "p", "batch", "device")
@@ -90,8 +93,9 @@ def make_chart(
                 f"{(*via.batch, via.n, via.p)}"
             )
         return copy.deepcopy(via).to(device)  # the user's object may serve several weights
+    short = via
     if via in SHORT_FORMS:
-        short, (via, implied) = via, SHORT_FORMS[via]
+        via, implied = SHORT_FORMS[via]
         clash = sorted(set(implied) & set(options))
         if clash:
             raise ConfigurationError(
@@ -112,4 +116,7 @@ def make_chart(
         )
     if chart is Riemannian:
         options = {**options, "device": device}
-    return chart(n, p, batch=tuple(batch), **options).to(device)
+    made = chart(n, p, batch=tuple(batch), **options).to(device)
+    if isinstance(made, Riemannian) and short in _OPTIMIZERS:
+        made.made_for = short
+    return made
