@@ -17,17 +17,19 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, NonFiniteError, OffManifoldError
-from stiefel.geometry import polar_factor
+from stiefel.geometry import polar_factor, polish
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.numerics import full_precision
 from stiefel.optim.batches import Batch, Proposal, StateKind, by_pieces, point_ndim, write
 from stiefel.optim.checks import all_finite, non_finite_error, off_manifold
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS, untouched_where_non_finite
-from stiefel.optim.groups import GroupedLeaves, manifold_of
+from stiefel.optim.groups import LATE_STATES, GroupedLeaves, manifold_of
 from stiefel.optim.sorting import Facts, Part, sort
 
 __all__ = ["Plan", "RiemannianOptimizer"]
 
+#: Residual up to which one Newton step brings a point back.
+_NEAR = 1e-3
 _LAYOUT = operator.attrgetter("layout")
 
 
@@ -61,7 +63,8 @@ class RiemannianOptimizer(GroupedLeaves):
     point that is not (a step so large that floating point loses it) is computed again in double
     precision and brought to the nearest point of the manifold. With ``skip_nonfinite=True``
     nothing is read: leaves with a non-finite gradient stay where they are, chosen by
-    `torch.where`, and the second check is not made.
+    `torch.where`. A new point that is off is brought back by one Newton step; a leaf whose new
+    point is off by more than 1e-3 (and more than its manifold allows) stays where it is too.
 
     Args:
         params: Parameters or groups, as for torch.
@@ -160,7 +163,7 @@ class RiemannianOptimizer(GroupedLeaves):
             )
         states: dict[str, Tensor] = {}
         for name, kind in kinds.items():
-            values = [all_states[place][name] for place in part.places]
+            values = self._states_of(part, all_states, name)
             settled = joint.settled(name, values)
             states[name] = joint.join(values, kind) if settled is None else settled
         return Batch(
@@ -172,6 +175,20 @@ class RiemannianOptimizer(GroupedLeaves):
             gradients=self._joined_gradients(part, gradients),
             state=states,
         )
+
+    def _states_of(
+        self, part: Part, all_states: list[Mapping[str, Any]], name: str
+    ) -> list[Tensor]:
+        """One state of each leaf; zeros where it was switched on later than the others."""
+        try:
+            return [all_states[place][name] for place in part.places]
+        except KeyError:
+            if name not in LATE_STATES:
+                raise
+        return [
+            all_states[place].get(name, torch.zeros_like(all_states[place][LATE_STATES[name]]))
+            for place in part.places
+        ]
 
     def _joined_gradients(self, part: Part, gradients: list[Tensor]) -> Tensor:
         """The gradients of a batch; a copy for manifolds of others, some of which write into it."""
@@ -213,18 +230,35 @@ class RiemannianOptimizer(GroupedLeaves):
         good = batch.joint.each(torch.isfinite(batch.gradients))
         gradients = torch.where(good, batch.gradients, torch.zeros_like(batch.gradients))
         proposal = self._propose(dataclasses.replace(batch, gradients=gradients))
-        for new in (proposal.points, *proposal.state.values()):  # a finite gradient may overflow
+        points, far = self._brought_back(batch.manifold, proposal.points)
+        if far is not None:
+            good = good & batch.joint.each(~far[..., None, None])
+        for new in (points, *proposal.state.values()):  # a finite gradient may overflow
             good = good & batch.joint.each(torch.isfinite(new))
         state = {
             name: torch.where(good, new, batch.state.get(name, torch.zeros_like(new)))
             for name, new in proposal.state.items()
         }
-        return Proposal(torch.where(good, proposal.points, batch.points), state)
+        return Proposal(torch.where(good, points, batch.points), state)
+
+    def _brought_back(self, manifold: Manifold, points: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Points off a `stiefel.Stiefel` after one Newton step, and a mask of those that are lost.
+
+        Rounding of long steps adds up from step to step otherwise. Nothing is read.
+        """
+        off = off_manifold(manifold, points)
+        if off is None or not isinstance(manifold, Stiefel):
+            return points, None
+        allowed = manifold.tolerance_for(points.dtype, *points.shape[-2:])
+        far = off_manifold(manifold, points, slack=max(1.0, _NEAR / allowed))
+        return torch.where(off[..., None, None], polish(points), points), far
 
     def _on_manifold(
         self, batches: list[Batch], proposals: list[Proposal], lost: list[Tensor | None]
     ) -> list[Proposal]:
         """Mends the points that floating point has lost; one flag is read in the usual case.
+
+        A state that is not finite would stop its parameter for ever: it is an error.
 
         Args:
             batches: The batches.
@@ -232,13 +266,27 @@ class RiemannianOptimizer(GroupedLeaves):
             lost: Masks of the points that are off their manifold; None where that is not known.
         """
         flags = [mask.any() for mask in lost if mask is not None]
+        states = [value for proposal in proposals for value in proposal.state.values()]
+        flags += [~torch.isfinite(value.sum()) for value in states]
         by_device = {flag.device: [f for f in flags if f.device == flag.device] for flag in flags}
         if not any(bool(torch.stack(some).any()) for some in by_device.values()):
             return proposals
-        return [
+        mended = [
             proposal if mask is None or not bool(mask.any()) else self._mend(batch, proposal, mask)
             for batch, proposal, mask in zip(batches, proposals, lost, strict=True)
         ]
+        for batch, proposal in zip(batches, mended, strict=True):
+            if not all_finite(proposal.state.values()):
+                raise self._overflow(batch)
+        return mended
+
+    def _overflow(self, batch: Batch) -> NonFiniteError:
+        names = [self.describe(leaf) for leaf in batch.leaves[:3]]
+        return NonFiniteError(
+            f"the step overflows: lr = {batch.group['lr']} times a gradient with entries up "
+            f"to {float(batch.gradients.abs().max()):.1e}, in one of {', '.join(names)}. "
+            "Nothing was changed. Lower the learning rate or clip the gradients"
+        )
 
     def _mend(self, batch: Batch, proposal: Proposal, lost: Tensor) -> Proposal:
         """Computes the lost points again in double precision, and the nearest point to each."""
@@ -253,12 +301,7 @@ class RiemannianOptimizer(GroupedLeaves):
             )
         again = self._propose(batch.choose(lost))
         if not all_finite([again.points, *again.state.values()]):
-            names = [self.describe(leaf) for leaf in batch.leaves[:3]]
-            raise NonFiniteError(
-                f"the step overflows: lr = {batch.group['lr']} times a gradient with entries up "
-                f"to {float(batch.gradients.abs().max()):.1e}, in one of {', '.join(names)}. "
-                "Nothing was changed. Lower the learning rate or clip the gradients"
-            )
+            raise self._overflow(batch)
         points = proposal.points.clone()
         points[lost] = polar_factor(again.points).to(points.dtype)
         state = {name: value.clone() for name, value in proposal.state.items()}
@@ -278,7 +321,11 @@ class RiemannianOptimizer(GroupedLeaves):
             for name, value in proposal.state.items():
                 if joint.is_home(name, batch.state.get(name)):
                     batch.state[name].copy_(value)
-                elif name in batch.state and not joint.many:
+                elif (
+                    name in batch.state
+                    and not joint.many
+                    and all(name in self.state[leaf] for leaf in leaves)
+                ):
                     parts = joint.separate(value, kinds[name])
                     write([self.state[leaf][name] for leaf in leaves], parts)
                 else:

@@ -90,7 +90,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
         """Loads a state; see `torch.optim.Optimizer.load_state_dict`.
 
         Raises:
-            ConfigurationError: If the saved groups have other roles.
+            ConfigurationError: If the state was saved by another optimizer or for another model;
+                nothing has been changed.
         """
         here = [group["role"] for group in self.param_groups]
         saved = [group.get("role") for group in state_dict["param_groups"]]
@@ -108,6 +109,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
                 f"expected {sizes[0]} parameters in the groups {here}, got {sizes[1]}: the state "
                 "was saved with weights trained another way; stiefel.convert the model first"
             )
+        if isinstance(self.riemannian, RiemannianOptimizer):
+            points = [g for g in state_dict["param_groups"] if g["role"] == "manifold"]
+            self.riemannian.check_loaded(points, state_dict["state"])
         held = [p for group in self.param_groups for p in group["params"]]
         keys = [key for group in state_dict["param_groups"] for key in group["params"]]
         for key, leaf in zip(keys, held, strict=True):

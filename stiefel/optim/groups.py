@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,17 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError, DtypeError, unknown
 from stiefel.manifolds import Manifold
-from stiefel.numerics import compute_dtype
+from stiefel.numerics import compute_dtype, real_dtype
 from stiefel.optim.batches import StateKind
 from stiefel.optim.checks import lost_manifold_error, place_in_groups
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS
 from stiefel.optim.sorting import Sorting
 
-__all__ = ["GroupedLeaves", "manifold_of"]
+__all__ = ["LATE_STATES", "GroupedLeaves", "manifold_of"]
+
+#: States that may begin later than others, at zero, by an option that is switched on, and a state
+#: of the same shape.
+LATE_STATES = {"max_exp_avg_sq": "exp_avg_sq"}
 
 #: Group entries that torch's SGD and Adam need for ordinary parameters.
 _EUCLIDEAN_DEFAULTS = {"weight_decay": 0, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False}
@@ -98,6 +102,12 @@ class GroupedLeaves(torch.optim.Optimizer):
         if not 0 <= group["lr"] < float("inf"):
             raise ConfigurationError(f"expected a finite lr >= 0, got {group['lr']}")
         for leaf in group["params"]:
+            if _shares_memory(leaf):
+                raise ConfigurationError(
+                    f"expected a parameter with memory of its own for each entry, got "
+                    f"{self.describe(leaf)} of shape {tuple(leaf.shape)}, made by expand: no step "
+                    "could be written into it. Clone the tensor before it becomes a parameter"
+                )
             manifold = manifold_of(leaf)
             if manifold is None:
                 self._check_ordinary(leaf)
@@ -190,17 +200,81 @@ class GroupedLeaves(torch.optim.Optimizer):
             self._manifold_leaves = set()
             self._remember(x for group in self.param_groups for x in group["params"])
         for group in self.param_groups:
-            self._place_counts(group)
+            self._place_states(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a copy of a state; see `torch.optim.Optimizer.load_state_dict`."""
+        """Loads a copy of a state; see `torch.optim.Optimizer.load_state_dict`.
+
+        Raises:
+            ConfigurationError: If the state was saved by another optimizer or for other
+                parameters; nothing has been changed.
+        """
+        self.check_loaded(state_dict["param_groups"], state_dict["state"])
         super().load_state_dict({**state_dict, "state": copy.deepcopy(state_dict["state"])})
 
-    def _place_counts(self, group: Mapping[str, Any]) -> None:
-        """Puts the counts of a loaded state on the devices of their leaves; torch leaves them."""
-        counts = [name for name, kind in self._state_kinds(group).items() if kind == "leaf"]
-        for leaf in group["params"] if counts else ():
+    def check_loaded(
+        self, saved_groups: Sequence[Mapping[str, Any]], states: Mapping[Any, Mapping[str, Any]]
+    ) -> None:
+        """Raises unless a saved state fits; changes nothing.
+
+        Args:
+            saved_groups: Groups of a ``state_dict``.
+            states: Its states.
+        """
+        pairs = list(zip(self.param_groups, saved_groups, strict=False))
+        if len(saved_groups) != len(self.param_groups) or any(
+            len(group["params"]) != len(saved["params"]) for group, saved in pairs
+        ):
+            return  # torch's method says so
+        for number, (group, saved) in enumerate(pairs):
+            missing = sorted(({*self.defaults, "betas"} & set(group)) - set(saved))
+            if missing:
+                raise ConfigurationError(
+                    f"expected the state of a {type(self).__name__}, got group {number} without "
+                    f"{', '.join(missing)}: it was saved by another optimizer. Load it into one "
+                    "of the same class"
+                )
+            self._check_group({**saved, "params": group["params"]})
+            kinds = self._state_kinds(saved)
+            for key, leaf in zip(saved["params"], group["params"], strict=True):
+                if manifold_of(leaf) is not None and states.get(key):
+                    self._check_loaded_state(leaf, states[key], kinds)
+
+    def _check_loaded_state(
+        self, leaf: Tensor, state: Mapping[str, Any], kinds: Mapping[str, StateKind]
+    ) -> None:
+        missing = sorted(set(kinds) - set(state) - set(LATE_STATES))
+        if missing:
+            raise ConfigurationError(
+                f"expected the states {', '.join(kinds)} of {self.describe(leaf)}, got "
+                f"{', '.join(map(str, state)) or 'none'}: the state is incomplete, or was "
+                "saved by another optimizer"
+            )
+        for name in set(kinds) & set(state):
+            shape, whole = tuple(getattr(state[name], "shape", ())), tuple(leaf.shape)
+            narrow = len(shape) == len(whole) and all(
+                size in (1, most) for size, most in zip(shape, whole, strict=True)
+            )
+            number, moment = kinds[name] == "leaf", name in ("exp_avg", "momentum_buffer")
+            if shape != (() if number else whole) and (number or moment or not narrow):
+                raise ConfigurationError(
+                    f"expected {name} for {self.describe(leaf)} of shape {whole}, got one of shape "
+                    f"{shape}: the state was saved for another model"
+                )
+
+    def _place_states(self, group: Mapping[str, Any]) -> None:
+        """Gives a loaded state the devices and dtypes of its leaves, where torch does not."""
+        kinds = self._state_kinds(group)
+        for leaf in group["params"] if kinds else ():
             state = self.state.get(leaf, {})
-            for name in counts:
+            for name, kind in kinds.items() if manifold_of(leaf) is not None else ():
                 if isinstance(state.get(name), Tensor):
-                    state[name] = state[name].to(leaf.device)
+                    dtype = leaf.dtype if kind == "point" else real_dtype(leaf.dtype)
+                    if state[name].is_complex() == dtype.is_complex:
+                        state[name] = state[name].to(leaf.device, dtype)
+
+
+def _shares_memory(leaf: Tensor) -> bool:
+    """Whether some entries of a leaf lie in the same place."""
+    pairs = zip(leaf.stride(), leaf.shape, strict=True)
+    return leaf.numel() > 0 and any(step == 0 and size > 1 for step, size in pairs)

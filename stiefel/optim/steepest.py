@@ -35,6 +35,14 @@ def tangent_part(X: Tensor, G: Tensor) -> Tensor:
     return torch.where(largest_part(u) <= floor * largest_part(G), 0, u)
 
 
+def _or_zero(A: Tensor) -> Tensor:
+    """A, and zeros in the place of what is not finite: `torch.linalg.eigh` raises on that.
+
+    The matrices beside it are not finite either, so the results are not, and the optimizer sees it.
+    """
+    return torch.where(torch.isfinite(A), A, 0)
+
+
 def matrix_sign(Z: Tensor) -> Tensor:
     r"""``msign(Z) = U sign(S) V^H`` for ``Z = U S V^H``: zero singular values stay zero.
 
@@ -53,7 +61,7 @@ def matrix_sign(Z: Tensor) -> Tensor:
     Z = Z / largest_part(Z)
     W = gram_polar_factor(Z)
     Q = W.mH @ Z
-    q, V = torch.linalg.eigh((Q + Q.mH) / 2)
+    q, V = torch.linalg.eigh(_or_zero(Q + Q.mH) / 2)
     floor = 4 * max(Z.shape[-2:]) * torch.finfo(real_dtype(Z.dtype)).eps
     null = q <= floor * q.amax(-1, keepdim=True)
     V0 = torch.where(null.unsqueeze(-2), V, 0)
@@ -96,7 +104,7 @@ def dual_ascent(X: Tensor, G: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     small = max(torch.finfo(X.dtype).eps ** 0.6, 1e-6) ** 2
     V, q = K, K
     for _ in range(iterations):
-        squares, V = torch.linalg.eigh(K.mH @ K + C)
+        squares, V = torch.linalg.eigh(_or_zero(K.mH @ K + C))
         squares = squares.clamp_min(0)
         q = (squares + small * squares.amax(-1, keepdim=True)).sqrt()
         q = torch.where(q > 0, q, 1)
@@ -104,7 +112,9 @@ def dual_ascent(X: Tensor, G: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
         D = (J * q.unsqueeze(-1) + J.mH * q.unsqueeze(-2)) / (q.unsqueeze(-1) + q.unsqueeze(-2))
         K = K - V @ D @ V.mH
     R = (V / q.unsqueeze(-2)) @ V.mH
-    size = torch.linalg.eigvalsh(R @ (K.mH @ K + C) @ R)[..., -1:, None].clamp_min(0).sqrt()
+    size = (
+        torch.linalg.eigvalsh(_or_zero(R @ (K.mH @ K + C) @ R))[..., -1:, None].clamp_min(0).sqrt()
+    )
     R = R / torch.where(size > 0, size, 1)
     A = -(N @ R.to(X.dtype) + X @ (K @ R).to(X.dtype))
     return A, N + X @ K.to(X.dtype)
