@@ -13,7 +13,11 @@ from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal, StateKind
 from stiefel.optim.moments import check_momentum, heavy_ball
-from stiefel.optim.steepest import projected_direction, steepest_direction, tangent_part
+from stiefel.optim.steepest import (
+    projected_direction,
+    steepest_direction,
+    tangent_part_above_rounding,
+)
 
 __all__ = ["StiefelMuon"]
 
@@ -135,7 +139,7 @@ class StiefelMuon(RiemannianOptimizer):
 
     def _propose(self, batch: Batch) -> Proposal:
         X, group, manifold = batch.points, batch.group, batch.manifold
-        u = buffer = tangent_part(X, batch.gradients)
+        u = buffer = tangent_part_above_rounding(X, batch.gradients)
         if group["momentum"] != 0:
             u, buffer = heavy_ball(u, batch.state.get("momentum_buffer"), group)
         if group["direction"] == "projected":

@@ -45,7 +45,7 @@ class RGD(RiemannianOptimizer):
         betas: For ``euclidean="adam"``.
         eps: For ``euclidean="adam"``.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
-            of an error; nothing is then read by the host.
+            of an error; nothing is then read by the host to decide it.
 
     Raises:
         ConfigurationError: If options do not go together, or an ordinary parameter comes without

@@ -14,11 +14,11 @@ __all__ = [
     "matrix_sign",
     "projected_direction",
     "steepest_direction",
-    "tangent_part",
+    "tangent_part_above_rounding",
 ]
 
 
-def tangent_part(X: Tensor, G: Tensor) -> Tensor:
+def tangent_part_above_rounding(X: Tensor, G: Tensor) -> Tensor:
     """The tangent part of G at X; zero where it is no more than the rounding of its normal part.
 
     A direction of fixed length would make a step of that rounding.
@@ -138,7 +138,7 @@ def steepest_direction(X: Tensor, G: Tensor, iterations: int) -> Tensor:
     """
     if X.shape[-2] == X.shape[-1]:
         return -X @ skew(matrix_sign(skew(X.mH @ (G / largest_part(G)))))
-    u = tangent_part(X, G)
+    u = tangent_part_above_rounding(X, G)
     return tangent_projection(X, dual_ascent(X, u / largest_part(u), iterations)[0])
 
 
@@ -157,4 +157,4 @@ def projected_direction(X: Tensor, G: Tensor) -> Tensor:
     """
     if X.shape[-2] == X.shape[-1]:
         return steepest_direction(X, G, 1)
-    return -tangent_projection(X, matrix_sign(tangent_part(X, G)))
+    return -tangent_projection(X, matrix_sign(tangent_part_above_rounding(X, G)))
