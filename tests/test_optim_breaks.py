@@ -173,3 +173,24 @@ def test_skipping_keeps_points_on_the_manifold_through_long_steps(inner, count):
     assert (leaves[0] - before).abs().max() > 0.1
     for leaf in leaves:
         assert orthonormality_residual(leaf) <= stiefel.tolerance(leaf.dtype, 6, 3)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_may_change_its_precision_between_steps(name, count):
+    leaves, optimizer = make(name, count=count)
+    train(leaves, optimizer)
+    for dtype in (torch.float64, torch.float32):
+        for leaf in leaves:
+            leaf.data = leaf.data.to(dtype)
+            leaf.grad = None
+        train(leaves, optimizer)
+        for value in optimizer.state[leaves[0]].values():
+            assert value.dtype == dtype
+        assert max(float(orthonormality_residual(leaf)) for leaf in leaves) < 0.5
+
+
+@pytest.mark.parametrize("lr", ["a", None, torch.tensor([0.1, 0.2]), [0.1], 1j])
+def test_rates_that_are_no_number_are_refused(lr):
+    with pytest.raises(ConfigurationError, match="expected lr, a number"):
+        RGD([stiefel.ManifoldParameter(haar(4, 2))], lr=lr)

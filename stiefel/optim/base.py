@@ -120,6 +120,10 @@ class RiemannianOptimizer(GroupedLeaves):
             now = (group["params"], gradients, states, known_by)
             sorting = self._sortings.get(number)
             if sorting is None or not sorting.facts.hold(*now):
+                if known_by:
+                    self._place_states(group)
+                    states = [self.state.get(leaf, {}) for leaf in group["params"]]
+                    now = (group["params"], gradients, states, known_by)
                 sorting = sort(Facts(*now), self._meet)
                 self._sortings[number] = sorting
             for part in sorting.parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -99,7 +100,12 @@ class GroupedLeaves(torch.optim.Optimizer):
         self._manifold_leaves.update(id(x) for x in leaves if manifold_of(x) is not None)
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        if not 0 <= group["lr"] < float("inf"):
+        lr = group["lr"]
+        if not (lr.numel() == 1 if isinstance(lr, Tensor) else isinstance(lr, numbers.Real)):
+            raise ConfigurationError(
+                f"expected lr, a number or a tensor with one entry, got {lr!r}"
+            )
+        if not 0 <= lr < float("inf"):
             raise ConfigurationError(f"expected a finite lr >= 0, got {group['lr']}")
         for leaf in group["params"]:
             if _shares_memory(leaf):
@@ -263,7 +269,7 @@ class GroupedLeaves(torch.optim.Optimizer):
                 )
 
     def _place_states(self, group: Mapping[str, Any]) -> None:
-        """Gives a loaded state the devices and dtypes of its leaves, where torch does not."""
+        """Gives states the devices and dtypes of their leaves: after loading, and `model.to`."""
         kinds = self._state_kinds(group)
         for leaf in group["params"] if kinds else ():
             state = self.state.get(leaf, {})
