@@ -10,6 +10,7 @@ from torch import Tensor
 from stiefel import geometry
 from stiefel.errors import ConfigurationError, OffManifoldError, ShapeError, unknown
 from stiefel.manifolds.base import Manifold, ManifoldTensor
+from stiefel.manifolds.pairs import two_points
 from stiefel.numerics import tolerance
 
 __all__ = ["Stiefel", "auto_retraction"]
@@ -178,8 +179,11 @@ class Stiefel(Manifold):
         Raises:
             RepresentationError: If the iteration does not converge; the message states its
                 residual.
+            ShapeError: If the matrices differ in size.
+            OffManifoldError: If it fails because `x` or `y` is no point.
         """
-        return geometry.LOGARITHMS[self.metric](*torch.broadcast_tensors(x, y))
+        with two_points(self, x, y):
+            return geometry.LOGARITHMS[self.metric](*torch.broadcast_tensors(x, y))
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Length of the geodesic from `x` to `y`, shape ``(...)``; differentiable once.
@@ -187,7 +191,8 @@ class Stiefel(Manifold):
         Raises:
             RepresentationError: If `logmap` does not converge; the message states its residual.
         """
-        value = _DISTANCES[self.metric](x, y)
+        with two_points(self, x, y):
+            value = _DISTANCES[self.metric](x, y)
         return value[..., None, None] if keepdim else value
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
