@@ -41,8 +41,8 @@ class RGDAdam(RiemannianOptimizer):
     step, and so off the manifold: by up to ``4 c^(s+2)`` in a step, and it adds up. A point that
     is further off than its manifold allows is computed again in double precision and projected;
     ``Stiefel(..., tolerance=1e-2)`` leaves the paper's iterates as they are.
-    ``skip_nonfinite=True`` mends nothing: with `iterations` it needs such a manifold, and long
-    steps of less than two sweeps leave that too.
+    ``skip_nonfinite=True`` mends by one Newton step alone, and leaves a leaf that ends further off
+    than that reaches where it was: with `iterations` it needs such a manifold.
 
     In the canonical metric the canonical gradient takes the place of the projected G; v stays.
 
