@@ -12,7 +12,14 @@ from torch import Tensor
 from stiefel.errors import ConfigurationError
 from stiefel.numerics import real_dtype
 
-__all__ = ["bias_correction", "check_betas", "check_momentum", "heavy_ball", "saturated_average"]
+__all__ = [
+    "above_rounding",
+    "bias_correction",
+    "check_betas",
+    "check_momentum",
+    "heavy_ball",
+    "saturated_average",
+]
 
 
 def check_momentum(group: Mapping[str, Any]) -> None:
@@ -58,6 +65,21 @@ def check_betas(betas: Any) -> None:
 def bias_correction(beta: float, step: Tensor) -> Tensor | float:
     """``1 - beta^step``, without the cancellation that float32 has for a beta close to 1."""
     return -torch.expm1(step * math.log(beta)) if beta > 0 else 1.0
+
+
+def above_rounding(square: Tensor, G: Tensor, ndim: int = 2) -> Tensor:
+    """``|g|^2 + (256 eps |G|)^2``: the squared length of the tangent part g of G, with a floor.
+
+    Where G is normal to the manifold, as at a critical point, g is rounding of the size eps |G|. A
+    step that divides g by its own length would walk about at full rate there.
+
+    Args:
+        square: ``|g|^2`` in whatever metric, one number a point, shape ``(..., 1, 1)``.
+        G: Ambient gradients, shape ``(..., n, p)``.
+        ndim: Trailing dimensions of a point.
+    """
+    sizes = torch.linalg.vector_norm(G, dim=tuple(range(-ndim, 0)), keepdim=True)
+    return square + (256 * torch.finfo(G.dtype).eps * sizes).square()
 
 
 def saturated_average(v: Tensor, square: Tensor, beta: float, dtype: torch.dtype) -> Tensor:

@@ -14,6 +14,7 @@ from stiefel.geometry.linear import plus_product
 from stiefel.manifolds import Manifold
 from stiefel.optim.batches import Batch, Proposal, StateKind
 from stiefel.optim.moments import (
+    above_rounding,
     bias_correction,
     check_betas,
     check_momentum,
@@ -121,7 +122,7 @@ def scalar_adam(
 
     The direction does not depend on the scale of G and turns with it: with the count k,
     ``m <- b1 m + (1 - b1) G``, ``v <- b2 v + (1 - b2) |G|_F^2``, and it is
-    ``m / (1 - b1^k) / (sqrt(v / (1 - b2^k)) + eps)``.
+    ``m / (1 - b1^k) / (sqrt(v / (1 - b2^k)) + eps)``. Lengths have the floor of `above_rounding`.
     """
     b1, b2 = betas
     state = batch.state or {
@@ -130,6 +131,7 @@ def scalar_adam(
         "step": batch.zeros("leaf"),
     }
     square = torch.linalg.vector_norm(G, dim=(-2, -1), keepdim=True).square()
+    square = above_rounding(square, batch.gradients)
     m, k = torch.lerp(state["exp_avg"], G, 1 - b1), state["step"] + 1
     v = saturated_average(state["exp_avg_sq"], square, b2, batch.leaves[0].dtype)
     root = (v / bias_correction(b2, k)).sqrt() + eps

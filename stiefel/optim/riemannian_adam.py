@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError
-from stiefel.manifolds import Manifold
+from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal, StateKind
 from stiefel.optim.carrying import check_transport, check_transport_on, move_and_carry
-from stiefel.optim.moments import bias_correction, check_betas, saturated_average
+from stiefel.optim.moments import above_rounding, bias_correction, check_betas, saturated_average
 
 __all__ = ["RiemannianAdam"]
 
@@ -27,8 +27,10 @@ class RiemannianAdam(RiemannianOptimizer):
     to the new point, so that it is tangent there after every step.
 
     A point is a matrix of a batch; its entries share one v, for the coordinates of a tangent
-    space have no meaning of their own. Where a manifold is a product (geoopt's `ProductManifold`,
-    and its `Euclidean`, a product of lines) each factor has its own v, by ``component_inner``.
+    space have no meaning of their own. On `stiefel.Stiefel` the squared length counts as at least
+    ``(256 eps |G|_F)^2``, below which g is rounding of the gradient G. Where a manifold is a
+    product (geoopt's `ProductManifold`, and its `Euclidean`, a product of lines) each factor has
+    its own v, by ``component_inner``.
 
     Args:
         params: Manifold parameters, or groups of them. Ordinary parameters need `euclidean`.
@@ -135,6 +137,8 @@ class RiemannianAdam(RiemannianOptimizer):
         g = manifold.egrad2rgrad(X, G)
         m, k = torch.lerp(m, g, 1 - b1), k + 1
         square = _squared_length(manifold, X, g).clamp(min=0)  # Lorentz: rounding below 0
+        if isinstance(manifold, Stiefel):
+            square = above_rounding(square, G)
         v = saturated_average(v, square, b2, batch.leaves[0].dtype)
         new = {"exp_avg_sq": v, "step": k}
         if group["amsgrad"]:

@@ -253,3 +253,16 @@ def test_a_saved_run_continues_bit_for_bit(case, manifold, device):
     resumed.load_state_dict(torch.load(file, weights_only=True))
     run(twins, resumed, gradients[3:])
     assert all(torch.equal(a, b) for a, b in zip(leaves, twins, strict=True))
+
+
+@every
+def test_a_gradient_normal_to_the_manifold_moves_nothing_but_rounding(case, manifold, device):
+    """Steps of a given length are not made of rounding errors, at a critical point least of all."""
+    leaf = leaf_on(manifold, (), 8, 3, torch.float32, device)
+    start = leaf.detach().clone()
+    optimizer = case.kind([leaf], lr=0.1, **case.options)
+    for _ in range(100):
+        S = torch.randn(3, 3, device=device)
+        leaf.grad = leaf.detach() @ (S + S.mT)
+        optimizer.step()
+    assert (leaf.detach() - start).abs().max() < 0.02
