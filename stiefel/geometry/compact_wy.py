@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stiefel.errors import DtypeError, ShapeError
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.linear import add_product_
+from stiefel.geometry.linear import add_product_, plus_product
 from stiefel.geometry.wy_factors import (
     inverse_norms,
     phase_factors,
@@ -101,8 +101,8 @@ def _gradients_fake(V: Tensor, phases: Tensor | None) -> list[Tensor]:
 
 
 def _square_fake(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
-    n = V.shape[-2]
-    return V.new_empty(*V.shape[:-1], n), V.new_empty(V.shape), V.new_empty(V.shape)
+    *batch, n, L = V.shape
+    return V.new_empty(*batch, n, n), V.new_empty(V.shape), V.new_empty(*batch, L, n)
 
 
 @kernel_op(
@@ -111,40 +111,40 @@ def _square_fake(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple
     fake=_square_fake,
 )
 def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
-    """Q = F (I - Y U^H); keeps U and Yh (real: Y)."""
+    """Q = F (I - Y U^H); keeps U and the transpose of Yh (real: Y), as the solver lays it out."""
     tau = phase_factors(phases, V.dtype)
     U = V * quick_inverse_norms(V)
     S = _upper_gram(U)  # solve_triangular reads the upper triangle only
     if tau is not None:
         S.mul_(tau.unsqueeze(-1))
     S.diagonal(dim1=-2, dim2=-1).copy_(wy_diagonal(U, tau))
-    Yh = torch.linalg.solve_triangular(S, U, upper=True, left=False).contiguous()
-    Y = Yh if tau is None else Yh * tau.unsqueeze(-2)
-    Q = (Y @ U.mH).neg_()
+    Yt = torch.linalg.solve_triangular(S, U, upper=True, left=False).mT.contiguous()
+    Y = Yt.mT if tau is None else Yt.mT * tau.unsqueeze(-2)
+    Q = plus_product(U.new_empty(*U.shape[:-1], U.shape[-2]), Y, U.mH, beta=0, alpha=-1)
     Q.diagonal(dim1=-2, dim2=-1).add_(1)
-    return scale_last_row_(Q, flip), U, Yh
+    return scale_last_row_(Q, flip), U, Yt
 
 
-def _square_backward_fake(G, Q, U, Yh, V, phases, flip) -> list[Tensor]:
+def _square_backward_fake(G, Q, U, Yt, V, phases, flip) -> list[Tensor]:
     return _gradients_fake(V, phases)
 
 
 @kernel_op(
     "compact_wy_square_backward",
-    "(Tensor G, Tensor Q, Tensor U, Tensor Yh, Tensor V, Tensor? phases, Tensor? flip) -> Tensor[]",
+    "(Tensor G, Tensor Q, Tensor U, Tensor Yt, Tensor V, Tensor? phases, Tensor? flip) -> Tensor[]",
     fake=_square_backward_fake,
 )
 def _square_backward(
     G: Tensor,
     Q: Tensor,
     U: Tensor,
-    Yh: Tensor,
+    Yt: Tensor,
     V: Tensor,
     phases: Tensor | None,
     flip: Tensor | None,
 ) -> list[Tensor]:
     """K = G Q^H - Q G^H, dU = K Y - U striu(Y^H K Y), dphi = Im diag(Yh^H K Yh) / 2."""
-    tau = phase_factors(phases, V.dtype)
+    tau, Yh = phase_factors(phases, V.dtype), Yt.mT
     M = G @ Q.mH
     K = M.sub_(M.mH.resolve_conj().contiguous())
     scale_last_row_(K, flip)
