@@ -28,6 +28,9 @@ __all__ = ["check_reflections", "compact_wy", "quick_inverse_norms", "scale_last
 _TAME = (1e-30, 1e30)
 
 
+#: Rows from which a matrix that was solved for keeps the layout by columns.
+_LARGE = 768
+
 # ------------------------------------------------------------------- shared by both kernels
 
 
@@ -102,7 +105,8 @@ def _gradients_fake(V: Tensor, phases: Tensor | None) -> list[Tensor]:
 
 def _square_fake(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
     *batch, n, L = V.shape
-    return V.new_empty(*batch, n, n), V.new_empty(V.shape), V.new_empty(*batch, L, n)
+    Yt = V.new_empty(*batch, L, n) if n >= _LARGE else V.new_empty(*batch, n, L).mT
+    return V.new_empty(*batch, n, n), V.new_empty(V.shape), Yt
 
 
 @kernel_op(
@@ -111,14 +115,18 @@ def _square_fake(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple
     fake=_square_fake,
 )
 def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
-    """Q = F (I - Y U^H); keeps U and the transpose of Yh (real: Y), as the solver lays it out."""
+    """Q = F (I - Y U^H); keeps U and the transpose of Yh (real: Y).
+
+    The solver lays Yh out by columns: large ones stay so, for the copy costs more than it gains.
+    """
     tau = phase_factors(phases, V.dtype)
     U = V * quick_inverse_norms(V)
     S = _upper_gram(U)  # solve_triangular reads the upper triangle only
     if tau is not None:
         S.mul_(tau.unsqueeze(-1))
     S.diagonal(dim1=-2, dim2=-1).copy_(wy_diagonal(U, tau))
-    Yt = torch.linalg.solve_triangular(S, U, upper=True, left=False).mT.contiguous()
+    Yh = torch.linalg.solve_triangular(S, U, upper=True, left=False)
+    Yt = Yh.mT.contiguous() if U.shape[-2] >= _LARGE else Yh.contiguous().mT
     Y = Yt.mT if tau is None else Yt.mT * tau.unsqueeze(-2)
     Q = plus_product(U.new_empty(*U.shape[:-1], U.shape[-2]), Y, U.mH, beta=0, alpha=-1)
     Q.diagonal(dim1=-2, dim2=-1).add_(1)
