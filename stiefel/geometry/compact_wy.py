@@ -105,8 +105,8 @@ def _gradients_fake(V: Tensor, phases: Tensor | None) -> list[Tensor]:
 
 def _square_fake(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
     *batch, n, L = V.shape
-    Yt = V.new_empty(*batch, L, n) if n >= _LARGE else V.new_empty(*batch, n, L).mT
-    return V.new_empty(*batch, n, n), V.new_empty(V.shape), Yt
+    kept = V.new_empty(*batch, L, n) if n >= _LARGE else V.new_empty(*batch, n, L)
+    return V.new_empty(*batch, n, n), V.new_empty(V.shape), kept
 
 
 @kernel_op(
@@ -115,7 +115,7 @@ def _square_fake(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple
     fake=_square_fake,
 )
 def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
-    """Q = F (I - Y U^H); keeps U and the transpose of Yh (real: Y).
+    """Q = F (I - Y U^H); keeps U and Yh (real: Y), of large matrices the transpose of Yh.
 
     The solver lays Yh out by columns: large ones stay so, for the copy costs more than it gains.
     """
@@ -126,33 +126,37 @@ def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tu
         S.mul_(tau.unsqueeze(-1))
     S.diagonal(dim1=-2, dim2=-1).copy_(wy_diagonal(U, tau))
     Yh = torch.linalg.solve_triangular(S, U, upper=True, left=False)
-    Yt = Yh.mT.contiguous() if U.shape[-2] >= _LARGE else Yh.contiguous().mT
-    Y = Yt.mT if tau is None else Yt.mT * tau.unsqueeze(-2)
+    large = U.shape[-2] >= _LARGE
+    kept = (Yh.mT if large else Yh).contiguous()
+    Yh = kept.mT if large else kept
+    Y = Yh if tau is None else Yh * tau.unsqueeze(-2)
     Q = plus_product(U.new_empty(*U.shape[:-1], U.shape[-2]), Y, U.mH, beta=0, alpha=-1)
     Q.diagonal(dim1=-2, dim2=-1).add_(1)
-    return scale_last_row_(Q, flip), U, Yt
+    return scale_last_row_(Q, flip), U, kept
 
 
-def _square_backward_fake(G, Q, U, Yt, V, phases, flip) -> list[Tensor]:
+def _square_backward_fake(G, Q, U, kept, V, phases, flip) -> list[Tensor]:
     return _gradients_fake(V, phases)
 
 
 @kernel_op(
     "compact_wy_square_backward",
-    "(Tensor G, Tensor Q, Tensor U, Tensor Yt, Tensor V, Tensor? phases, Tensor? flip) -> Tensor[]",
+    "(Tensor G, Tensor Q, Tensor U, Tensor kept, Tensor V, Tensor? phases, Tensor? flip)"
+    " -> Tensor[]",
     fake=_square_backward_fake,
 )
 def _square_backward(
     G: Tensor,
     Q: Tensor,
     U: Tensor,
-    Yt: Tensor,
+    kept: Tensor,
     V: Tensor,
     phases: Tensor | None,
     flip: Tensor | None,
 ) -> list[Tensor]:
     """K = G Q^H - Q G^H, dU = K Y - U striu(Y^H K Y), dphi = Im diag(Yh^H K Yh) / 2."""
-    tau, Yh = phase_factors(phases, V.dtype), Yt.mT
+    tau = phase_factors(phases, V.dtype)
+    Yh = kept.mT if U.shape[-2] >= _LARGE else kept
     M = G @ Q.mH
     K = M.sub_(M.mH.resolve_conj().contiguous())
     scale_last_row_(K, flip)
