@@ -1,6 +1,6 @@
 """The same recurrent network trained through a chart and along the manifold: one word differs.
 
-Run it with ``python examples/swap_by_one_word.py``; it takes about ten seconds and needs nothing
+Run it with ``python examples/swap_by_one_word.py``; it takes about half a minute and needs nothing
 but the library itself. The task is to remember the class of a sequence's first step for fifty
 steps of noise.
 """

@@ -51,8 +51,17 @@ class MinimizeResult(OptimizeResult):
         message: The same in words.
         feasibility: The largest entry of |X^H X - I| (0 for free tensors).
         history: Lists ``fun``, ``grad_norm`` and ``seconds`` with an entry for the start and for
-            each iteration, and ``feasibility`` (NaN where it was not measured).
+            each iteration, and ``feasibility`` (NaN where it was not measured). Printing the
+            result tells their length only.
     """
+
+    def __repr__(self) -> str:
+        """As of scipy, the history by its length."""
+        shown = OptimizeResult(self)
+        if "history" in shown:
+            entries = len(self["history"].get("fun", ()))
+            shown["history"] = f"{', '.join(self['history'])}: {entries} entries each"
+        return repr(shown)
 
 
 @dataclass(frozen=True)
