@@ -157,7 +157,7 @@ def test_an_absent_peer_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_picture_is_written(tmp_path: Path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="draws: pip install '.[benchmarks]'")
     file = tmp_path / "curves.png"
     curves = {
         problem.title: {name: ("", _trace((1e-3, 1.0), (1e-2, 1e-6))) for name in ("RGD", "mine")}

@@ -21,7 +21,7 @@ from stiefel.geometry import polar_factor, polish
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.numerics import full_precision
 from stiefel.optim.batches import Batch, Proposal, StateKind, by_pieces, point_ndim, write
-from stiefel.optim.checks import all_finite, non_finite_error, off_manifold
+from stiefel.optim.checks import all_finite, non_finite_error, off_manifold, residuals
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS, untouched_where_non_finite
 from stiefel.optim.groups import LATE_STATES, GroupedLeaves, manifold_of
 from stiefel.optim.sorting import Facts, Part, sort
@@ -250,11 +250,11 @@ class RiemannianOptimizer(GroupedLeaves):
 
         Rounding of long steps adds up from step to step otherwise. Nothing is read.
         """
-        off = off_manifold(manifold, points)
-        if off is None or not isinstance(manifold, Stiefel):
+        residual = residuals(manifold, points)
+        if residual is None or not isinstance(manifold, Stiefel):
             return points, None
         allowed = manifold.tolerance_for(points.dtype, *points.shape[-2:])
-        far = off_manifold(manifold, points, slack=max(1.0, _NEAR / allowed))
+        off, far = ~(residual <= allowed), ~(residual <= max(allowed, _NEAR))
         return torch.where(off[..., None, None], polish(points), points), far
 
     def _on_manifold(

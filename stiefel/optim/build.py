@@ -66,8 +66,7 @@ def build(
         lr: Learning rate of ordinary parameters.
         lr_orthogonal: Learning rate of chart coordinates, ``lr / 10`` by default.
         lr_riemannian: Learning rate of points, `lr_orthogonal` by default.
-        optimizer: ``"adam"``, ``"adamw"``, ``"rmsprop"``, ``"sgd"``, or a class that takes groups
-            and ``lr=``.
+        optimizer: ``"adam"``, ``"adamw"``, ``"rmsprop"``, ``"sgd"``, or a torch optimizer's class.
         optimizer_options: Further options of that optimizer.
         riemannian: ``"rgd"``, ``"rgd-adam"``, ``"adam"`` (`RiemannianAdam`), ``"landing"``,
             ``"pogo"``, ``"stiefel-muon"``, or a class; geoopt's work as well. By default it is the
@@ -82,9 +81,8 @@ def build(
 
     Raises:
         UnknownNameError: If the name of an optimizer is unknown.
-        ConfigurationError: If the model has no parameters, the short forms of its weights name
-            several optimizers and `riemannian` none, or the optimizer evaluates its closure several
-            times (L-BFGS).
+        ConfigurationError: If the model has no parameters, its short forms name several
+            optimizers and `riemannian` none, or the optimizer evaluates its closure several times.
         LostManifoldError: If a Riemannian weight has lost its manifold.
 
     Example:
@@ -98,10 +96,8 @@ def build(
     free, charts, points = _leaves_by_role(model)
     lr_orthogonal = lr / 10 if lr_orthogonal is None else lr_orthogonal
     lr_riemannian = _copy(lr_orthogonal) if lr_riemannian is None else lr_riemannian
-    further = _checked(riemannian_options, "riemannian_options")
     kind = _riemannian_class(_named_by(model) if riemannian is None else riemannian)
-    if issubclass(kind, RiemannianOptimizer):
-        further.setdefault("skip_nonfinite", skip_nonfinite)
+    further = _riemannian_options(kind, riemannian_options, skip_nonfinite)
     ordinary = _make(
         _optimizer_class(optimizer),
         {"params": free, "lr": lr, "role": "free", "steps": 0},
@@ -114,6 +110,16 @@ def build(
     combined = CombinedOptimizer(model, ordinary, moving, skip_nonfinite=skip_nonfinite)
     combined.check()
     return combined
+
+
+def _riemannian_options(
+    kind: type[torch.optim.Optimizer], options: Mapping[str, Any] | None, skip_nonfinite: bool
+) -> dict[str, Any]:
+    """The options given, and `skip_nonfinite` where the optimizer is one of ours."""
+    further = _checked(options, "riemannian_options")
+    if issubclass(kind, RiemannianOptimizer):
+        further.setdefault("skip_nonfinite", skip_nonfinite)
+    return further
 
 
 def _make(

@@ -18,6 +18,7 @@ __all__ = [
     "non_finite_error",
     "off_manifold",
     "place_in_groups",
+    "residuals",
 ]
 
 _SHOWN = 5
@@ -111,11 +112,25 @@ def off_manifold(manifold: Manifold, points: Tensor, slack: float = 1) -> Tensor
     Returns:
         A mask over the leading dimensions; None where that is not known.
     """
-    if not isinstance(manifold, Stiefel) or points.numel() == 0:
+    residual = residuals(manifold, points)
+    if residual is None or not isinstance(manifold, Stiefel):
         return None
     n, p = points.shape[-2:]
-    bound = slack * manifold.tolerance_for(points.dtype, n, p)
-    return ~(_residual(points) <= bound)
+    return ~(residual <= slack * manifold.tolerance_for(points.dtype, n, p))
+
+
+def residuals(manifold: Manifold, points: Tensor) -> Tensor | None:
+    """The largest entry of ``|X^H X - I|`` of each point, in their own precision.
+
+    Args:
+        manifold: The manifold.
+        points: Points, shape ``(..., n, p)``.
+
+    Returns:
+        Shape ``(...)``; None where that is not known, off a `stiefel.Stiefel` and without points.
+    """
+    known = isinstance(manifold, Stiefel) and points.numel() > 0
+    return _residual(points) if known else None
 
 
 def _residual(X: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def bias_correction(beta: float, step: Tensor) -> Tensor | float:
     return -torch.expm1(step * math.log(beta)) if beta > 0 else 1.0
 
 
-def above_rounding(square: Tensor, G: Tensor, ndim: int = 2) -> Tensor:
+def above_rounding(square: Tensor, G: Tensor) -> Tensor:
     """``|g|^2 + (256 eps |G|)^2``: the squared length of the tangent part g of G, with a floor.
 
     Where G is normal to the manifold, as at a critical point, g is rounding of the size eps |G|. A
@@ -76,9 +76,8 @@ def above_rounding(square: Tensor, G: Tensor, ndim: int = 2) -> Tensor:
     Args:
         square: ``|g|^2`` in whatever metric, one number a point, shape ``(..., 1, 1)``.
         G: Ambient gradients, shape ``(..., n, p)``.
-        ndim: Trailing dimensions of a point.
     """
-    sizes = torch.linalg.vector_norm(G, dim=tuple(range(-ndim, 0)), keepdim=True)
+    sizes = torch.linalg.vector_norm(G, dim=(-2, -1), keepdim=True)
     return square + (256 * torch.finfo(G.dtype).eps * sizes).square()
 
 

@@ -52,33 +52,27 @@ def minimize(
 ) -> MinimizeResult:
     r"""Minimises a smooth real function on a manifold or a product of manifolds.
 
-    For full-batch problems: f must give the same value for the same point. It runs with autocast
-    off and in full matmul precision.
+    f must give the same value for the same point. It runs without autocast, in full precision.
 
     Args:
         f: Takes the point, or one tensor for each of several points, and returns a real scalar
             tensor, differentiable by autograd. It is given copies.
-        X0: The start, which is not changed: a point (on a manifold with a wide `tolerance` the
-            nearest point is the start), as a tensor, a `stiefel.ManifoldParameter`, or a list or
-            tuple of them for a product of manifolds. On `stiefel.Stiefel` shape ``(..., n, p)``;
-            leading dimensions are a batch, whose members f couples as it likes.
-        manifold: For tensors: a `stiefel.Stiefel`, one of geoopt's manifolds, ``"euclidean"`` for
-            free tensors, or a sequence with one for each start. By default matrices lie on
-            ``stiefel.Stiefel("euclidean", "cholesky_qr")``. Manifold parameters have their own.
+        X0: The start, not changed: a tensor, a `stiefel.ManifoldParameter`, or a list or tuple of
+            them for a product of manifolds; where a wide `tolerance` lets it lie off its manifold,
+            the nearest point. On `stiefel.Stiefel` shape ``(..., n, p)``, f couples a batch.
+        manifold: For tensors, one or one for each: a `stiefel.Stiefel`, a geoopt manifold, or
+            ``"euclidean"``; by default ``Stiefel("euclidean", "cholesky_qr")`` for matrices.
         method: A name of `SOLVERS`.
-        gradient: None for autograd; True if f returns ``(value, gradient)``; or a function that
-            takes what f takes and returns the ambient gradient (for complex points as torch
-            defines it, dL/dRe + i dL/dIm), a sequence of them for several points.
+        gradient: None for autograd; True if f returns ``(value, gradient)``; or a function of what
+            f takes. Ambient, one for each point; of complex points dL/dRe + i dL/dIm, as in torch.
         tol: Ends when the norm of the Riemannian gradient is at most `tol` times the largest
             Frobenius norm of the ambient gradient met so far; 1e-8 in float64, 1e-4 in float32.
         absolute_tol: Ends when that norm is at most this.
         max_iterations: Limit of iterations.
         max_seconds: Limit of time, looked at after each iteration.
         callback: Called with a `MinimizeResult` (x, fun, grad_norm, nit, seconds) at the start
-            and after each iteration; ends the run by returning True or raising StopIteration. Any
-            other error goes through.
-        feasibility_every: After how many iterations feasibility is measured for the history; 0 for
-            never.
+            and after each iteration; True or StopIteration ends the run, other errors go through.
+        feasibility_every: Iterations between measures of feasibility in the history; 0: never.
         **options: Options of the method, see `stiefel.optim.solvers`.
 
     Returns:
@@ -91,7 +85,7 @@ def minimize(
         DtypeError: If f returns a complex number, or a start is not of 32 or 64 bit precision.
         OffManifoldError: If a start is not on its manifold.
         NonFiniteError: If f, its gradient or the square of that is not finite at the start, or
-            if the square is too small for the dtype.
+            the square is too small for the dtype.
 
     Example:
         >>> import torch, stiefel
@@ -101,26 +95,36 @@ def minimize(
         >>> result.success, round(result.fun, 9)  # the two smallest eigenvalues, 1 + 2
         (True, 3.0)
     """
+    solver = _solver(method, options)
+    starts, wrap = unpack(X0)
+    problem = Problem(f, components_of(starts, manifold), gradient)
+    limits = _limits(
+        starts, tol, absolute_tol, max_iterations, max_seconds, callback, feasibility_every
+    )
+    with torch.no_grad(), full_precision():
+        run = Run(problem, limits, wrap)
+        solver(problem, _first(problem, starts), run, **options)
+        return _result(problem, run, wrap)
+
+
+def _solver(method: str, options: dict[str, Any]) -> Callable[..., None]:
+    """The solver of a name, its options checked."""
     if method not in SOLVERS:
         raise unknown("method", method, SOLVERS)
     solver = SOLVERS[method]
     _check_options(method, solver, options)
-    starts, wrap = unpack(X0)
-    components = components_of(starts, manifold)
-    limits = _limits(
-        starts, tol, absolute_tol, max_iterations, max_seconds, callback, feasibility_every
-    )
-    problem = Problem(f, components, gradient)
+    return solver
+
+
+def _first(problem: Problem, starts: Sequence[Tensor]) -> Evaluation:
+    """f at the starts, which are checked, copied and brought to their manifolds."""
     X = tuple(start.detach().as_subclass(Tensor).clone() for start in starts)
-    with torch.no_grad(), full_precision():
-        for number, (component, part) in enumerate(zip(components, X, strict=True)):
-            component.check(part, "X0" if len(X) == 1 else f"X0[{number}]")
-        X = tuple(c.start(part) for c, part in zip(components, X, strict=True))
-        run = Run(problem, limits, wrap)
-        first = problem.evaluate(X)
-        _check_start(first)
-        solver(problem, first, run, **options)
-        return _result(problem, run, wrap)
+    for number, (component, part) in enumerate(zip(problem.components, X, strict=True)):
+        component.check(part, "X0" if len(X) == 1 else f"X0[{number}]")
+    X = tuple(c.start(part) for c, part in zip(problem.components, X, strict=True))
+    first = problem.evaluate(X)
+    _check_start(first)
+    return first
 
 
 def _check_options(method: str, solver: Callable[..., None], options: dict[str, Any]) -> None:
