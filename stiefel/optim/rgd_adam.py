@@ -139,7 +139,7 @@ class RGDAdam(RiemannianOptimizer):
         if self.skip_nonfinite and group["iterations"] is not None and manifold.tolerance is None:
             raise ConfigurationError(
                 f"iterations={group['iterations']} ends off the manifold, and skip_nonfinite=True "
-                f"mends no point: expected {self.describe(leaf)} on "
+                f"mends by one step only: expected {self.describe(leaf)} on "
                 f"stiefel.Stiefel(retraction='cayley', tolerance=1e-2), got {manifold}. "
                 "Use iterations=None, the exact Cayley step, or skip_nonfinite=False"
             )

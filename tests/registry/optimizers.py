@@ -32,7 +32,7 @@ class OptimizerCase:
     ``attains``: those steps take the point to a hundredth of the bound that it reports, or further
     (steps that are always short do not). ``costly``: why those 10,000 steps run with ``--runslow``
     only. ``unmended``: where steps end off the manifold and are mended, a manifold for
-    ``skip_nonfinite=True``, which mends nothing.
+    ``skip_nonfinite=True``, which mends by one step only.
     """
 
     name: str
