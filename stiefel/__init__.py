@@ -7,6 +7,7 @@ optimizer), and one word, ``via=``, chooses. The command line and the experiment
 """
 
 from stiefel import (
+    diagnostics,
     errors,
     geometry,
     init,
@@ -37,6 +38,7 @@ __all__ = [
     "attach",
     "constraints",
     "convert",
+    "diagnostics",
     "errors",
     "geometry",
     "init",

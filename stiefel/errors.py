@@ -12,6 +12,7 @@ from collections.abc import Iterable
 __all__ = [
     "ConfigurationError",
     "DataError",
+    "DiagnosisError",
     "DoubleBackwardError",
     "DtypeError",
     "LostManifoldError",
@@ -68,6 +69,10 @@ class RebaseError(StiefelError, RuntimeError):
 
 class DataError(StiefelError, ValueError):
     """A data file is missing, truncated, or not what it claims to be."""
+
+
+class DiagnosisError(StiefelError, AssertionError):
+    """A check of `stiefel.diagnostics` found something wrong; the message is its report."""
 
 
 class ConfigurationError(StiefelError, ValueError):

@@ -21,6 +21,7 @@ TOP = {
     "attach",
     "constraints",
     "convert",
+    "diagnostics",
     "errors",
     "geometry",
     "init",
@@ -36,6 +37,7 @@ TOP = {
 }
 PUBLIC_MODULES = [
     "stiefel",
+    "stiefel.diagnostics",
     "stiefel.errors",
     "stiefel.experiments",
     "stiefel.geometry",
