@@ -283,6 +283,10 @@ def uninstall(module: nn.Module, name: str, tensor: Tensor) -> None:
     if parametrize.is_parametrized(module, name):
         parametrizations: Any = module.parametrizations
         parametrizations[name] = parametrize.ParametrizationList([nn.Identity()], tensor)
+        kind = type(module)  # torch takes the property off it, and deep copies share it
+        own = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
+        mine: Any = type(kind.__name__, kind.__bases__, own)
+        module.__class__ = mine
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)
     else:
         setattr(module, name, tensor)

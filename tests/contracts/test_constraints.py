@@ -259,3 +259,15 @@ def test_deepcopied_models_have_constraints_of_their_own():
     theirs = {id(leaf) for c in stiefel.constraints(twin) for leaf in c.leaves}
     assert len(ours) == len(theirs) == 2
     assert not ours & theirs
+
+
+def test_releasing_a_copy_leaves_the_original_constrained():
+    layer = square()
+    twin = copy.deepcopy(layer)
+    stiefel.release(twin)
+    assert type(twin) is nn.Linear
+    assert torch.equal(layer.weight, twin.weight)
+    assert next(stiefel.constraints(layer)).via == "cwy"
+    other = copy.deepcopy(layer)
+    stiefel.release(layer)
+    assert torch.equal(other.weight, layer.weight)
