@@ -8,8 +8,9 @@ off-manifold or foreign checkpoint is refused, and assigning to ``module.weight`
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ from stiefel.parameter.views import MatrixView, View
 from stiefel.parametrizations import Parametrization
 
 __all__ = ["ConstraintList", "install", "storage_of", "uninstall"]
+
+#: Who wants to see the points that a storage forms, by its id; empty outside of `watched`.
+_WATCHERS: dict[int, list[Callable[[ConstraintList, Tensor], None]]] = {}
 
 
 class ConstraintList(parametrize.ParametrizationList):
@@ -90,7 +94,11 @@ class ConstraintList(parametrize.ParametrizationList):
 
     def point(self) -> Tensor:
         """The point ``(*batch, n, p)``, differentiable, in the dtype of the emitted weight."""
-        return self.chart(*self.originals)
+        X = self.chart(*self.originals)
+        if _WATCHERS:
+            for watcher in _WATCHERS.get(id(self), ()):
+                watcher(self, X)
+        return X
 
     @torch.no_grad()
     def exact_point(self) -> Tensor:
@@ -124,11 +132,28 @@ class ConstraintList(parametrize.ParametrizationList):
         return self.view(self.point())
 
     def operator(self) -> Operator:
-        """The weight as a matrix-free operator."""
+        """The weight as a matrix-free operator; the dense one inside `watched`."""
         if type(self.view) is MatrixView:
-            operator = self.chart.operator(*self.originals)
+            watched = bool(_WATCHERS) and id(self) in _WATCHERS
+            operator = Dense(self.point()) if watched else self.chart.operator(*self.originals)
             return operator.mT if self.view.transposed else operator
         return Dense(self.forward())
+
+    @contextlib.contextmanager
+    def watched(self, watcher: Callable[[ConstraintList, Tensor], None]) -> Iterator[None]:
+        """Calls ``watcher(self, X)`` whenever the point X is formed inside the block.
+
+        So that it is formed, `operator` is the dense weight there. Nothing is put on the module:
+        copies of it are not watched.
+        """
+        watchers = _WATCHERS.setdefault(id(self), [])
+        watchers.append(watcher)
+        try:
+            yield
+        finally:
+            watchers.remove(watcher)
+            if not watchers:
+                del _WATCHERS[id(self)]
 
     def _count_unattended_forward(self) -> None:
         if not (self.training and torch.is_grad_enabled()):
