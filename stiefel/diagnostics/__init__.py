@@ -1,5 +1,21 @@
 """Is the implementation right, is the weight on the manifold, is training at a stationary point?"""
 
+from stiefel.diagnostics.feasibility import Feasibility, feasibility
+from stiefel.diagnostics.point_gradients import PointGradient, PointGradients, point_gradients
 from stiefel.diagnostics.report import Curve, Finding, Report
+from stiefel.diagnostics.stationarity import Stationarity, measure, stationarity, total
 
-__all__ = ["Curve", "Finding", "Report"]
+__all__ = [
+    "Curve",
+    "Feasibility",
+    "Finding",
+    "PointGradient",
+    "PointGradients",
+    "Report",
+    "Stationarity",
+    "feasibility",
+    "measure",
+    "point_gradients",
+    "stationarity",
+    "total",
+]
