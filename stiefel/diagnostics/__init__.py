@@ -1,18 +1,22 @@
 """Is the implementation right, is the weight on the manifold, is training at a stationary point?"""
 
 from stiefel.diagnostics.feasibility import Feasibility, feasibility
+from stiefel.diagnostics.loggers import CSVLogger, DictLogger, TensorBoardLogger
 from stiefel.diagnostics.point_gradients import PointGradient, PointGradients, point_gradients
 from stiefel.diagnostics.report import Curve, Finding, Report
 from stiefel.diagnostics.stationarity import Stationarity, measure, stationarity, total
 
 __all__ = [
+    "CSVLogger",
     "Curve",
+    "DictLogger",
     "Feasibility",
     "Finding",
     "PointGradient",
     "PointGradients",
     "Report",
     "Stationarity",
+    "TensorBoardLogger",
     "feasibility",
     "measure",
     "point_gradients",
