@@ -16,12 +16,13 @@ import yaml
 
 from stiefel.cli import main
 from stiefel.experiments.logs import COLUMNS, read_metrics
-from stiefel.experiments.methods import METHODS
+from stiefel.experiments.methods import METHODS, fitting
 from stiefel.experiments.options import TrainOptions, make_task, resolve
 from stiefel.experiments.recipes import RECIPES
 
 TINY = ["--hidden", "16", "--delay", "5", "--iterations", "5", "--evaluation-sequences", "64"]
-CONSTRAINED = [name for name, method in METHODS.items() if method.constrained]
+RECURRENT = fitting("sequence")
+CONSTRAINED = [name for name in RECURRENT if METHODS[name].constrained]
 
 
 def run(*words: object) -> int:
@@ -36,15 +37,15 @@ def summary(folder: Path) -> dict:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny run of every method."""
     root = tmp_path_factory.mktemp("runs")
-    for name in METHODS:
+    for name in RECURRENT:
         assert run("copying", "--method", name, *TINY, "--output", root / name) == 0
-    return {name: root / name for name in METHODS}
+    return {name: root / name for name in RECURRENT}
 
 
 # ------------------------------------------------------------------------------ the folder
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RECURRENT)
 def test_a_run_leaves_its_folder(runs: dict[str, Path], method: str) -> None:
     folder = runs[method]
     names = {path.name for path in folder.iterdir()}
@@ -61,7 +62,7 @@ def test_a_run_leaves_its_folder(runs: dict[str, Path], method: str) -> None:
     assert set(rows[-1]) == set(COLUMNS)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RECURRENT)
 def test_the_summary(runs: dict[str, Path], method: str) -> None:
     found = summary(runs[method])
     assert found["task"] == "copying"
@@ -98,7 +99,7 @@ def test_unconstrained_leaves_the_orthogonal_matrices_and_frozen_does_not(
 
 
 def test_all_methods_start_from_the_same_loss(runs: dict[str, Path]) -> None:
-    same = [name for name, method in METHODS.items() if method.cell == "orthogonal_rnn"]
+    same = [name for name in RECURRENT if METHODS[name].cell == "orthogonal_rnn"]
     first = [read_metrics(runs[name] / "metrics.csv")[0]["loss"] for name in same]
     assert first == pytest.approx([first[0]] * len(first), rel=1e-4)
 
@@ -156,7 +157,7 @@ def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("task", ["copying"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RECURRENT)
 def test_the_rule_of_learning_rates(task: str, method: str) -> None:
     options = TrainOptions(task, method=method, delay=100)
     made = make_task(options)
@@ -221,7 +222,18 @@ def _first(folder: Path):
 
 BAD = [
     (["copying", "--method", "cwi"], ["unknown method 'cwi'", ", ".join(sorted(METHODS))]),
-    (["copyin"], ["unknown task 'copyin'", "copying, pmnist, smnist"]),
+    (["copyin"], ["unknown task 'copyin'", "copying, moving-digits, pmnist, smnist"]),
+    (["copying", "--method", "convlstm"], ["does not fit copying", *fitting("sequence")]),
+    (["moving-digits", "--method", "urnn"], ["does not fit moving-digits", *fitting("frames")]),
+    (["moving-digits", "--reflections", "4"], ["--reflections", "moving-digits", "leave it out"]),
+    (["moving-digits", "--frame-size", "28"], ["frame size of 16, 32, 64", "28"]),
+    (["moving-digits", "--frames", "2"], ["at least 3 frames", "got 2"]),
+    (["moving-digits", "--source", "kth"], ["source", "mnist, shapes"]),
+    (["moving-digits", "--source", "shapes", "--data-dir", "x"], ["no data_dir", "generated"]),
+    (["moving-digits", "--data-dir", "/nowhere"], ["train-images", "/nowhere"]),
+    (["moving-digits", "--delay", "5"], ["--delay", "copying task only"]),
+    (["smnist", "--digits", "5"], ["--digits", "moving-digits task only"]),
+    (["smnist", "--evaluation-sequences", "5"], ["copying and moving-digits tasks only"]),
     ([], ["which task?", "copying"]),
     (["copying", "--delay", "0"], ["--delay", "at least 1", "'0'"]),
     (["copying", "--delay", "many"], ["--delay", "whole number", "'many'"]),

@@ -17,7 +17,7 @@ from stiefel.cli import main
 from stiefel.experiments.callbacks import AtomicCheckpointIO, Checkpointer
 from stiefel.experiments.folder import RunFolder, atomic_path
 from stiefel.experiments.logs import read_metrics
-from stiefel.experiments.methods import METHODS
+from stiefel.experiments.methods import fitting
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["--hidden", "16", "--delay", "5", "--evaluation-sequences", "64", "--threads", "1"]
@@ -60,7 +60,9 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Checkpointer, "on_train_batch_end", stop)
 
 
-@pytest.mark.parametrize(("method", "step"), [*((name, 10) for name in METHODS), ("cwy", 8)])
+@pytest.mark.parametrize(
+    ("method", "step"), [*((name, 10) for name in fitting("sequence")), ("cwy", 8)]
+)
 def test_interrupted_and_resumed_is_uninterrupted(
     method: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +77,18 @@ def test_interrupted_and_resumed_is_uninterrupted(
     torch.manual_seed(12345)  # what the process drew in between is of no consequence
     assert run(*words, "--output", tmp_path / "parts", "--resume") == 0
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("method", ["lstm", "rgd-c-c"])
+def test_a_finished_run_shows_its_table_again(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gates have no orthogonality error: their summary has null, and is whole."""
+    words = ("copying", "--method", method, *SHORT, "--output", tmp_path / "run")
+    assert run(*words) == 0
+    first = capsys.readouterr().out.splitlines()[-6:]
+    assert run(*words, "--resume") == 0
+    assert capsys.readouterr().out.splitlines()[-6:] == first
 
 
 @pytest.mark.parametrize("method", ["cwy", "rgd-c-c"])

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,10 +16,11 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from stiefel.errors import ConfigurationError
 from stiefel.experiments.folder import RunFolder
-from stiefel.experiments.methods import METHODS
+from stiefel.experiments.methods import fitting
 from stiefel.experiments.options import PRECISIONS, TrainOptions, check_names
 from stiefel.experiments.recipes import RECIPES
-from stiefel.experiments.tasks import LAYOUTS, TASKS
+from stiefel.experiments.sprites import SOURCES
+from stiefel.experiments.tasks import FRAME_SIZES, LAYOUTS, TASKS
 
 __all__ = ["parse"]
 
@@ -49,19 +51,42 @@ def _length() -> str:
     )
 
 
+def _methods() -> str:
+    networks = dict.fromkeys(task.network for task in TASKS.values())
+    return "; for ".join(
+        f"{', '.join(name for name, task in TASKS.items() if task.network == network)}: "
+        f"{', '.join(fitting(network))}"
+        for network in networks
+    )
+
+
 _FLAGS = {
     "method": _Flag(
-        "METHOD", f"how the recurrent weight is trained (default: cwy): {', '.join(METHODS)}"
+        "METHOD", f"how the recurrent weight is trained (default: cwy), for {_methods()}"
     ),
     "delay": _Flag("STEPS", "copying: steps between the symbols and the answer (100)", PositiveInt),
     "layout": _Flag(
         "NAME", f"copying: where the marker stands, {' or '.join(LAYOUTS)} (default: expRNN)"
     ),
+    "frames": _Flag("NUMBER", "moving-digits: frames of a video (10)", PositiveInt),
+    "frame_size": _Flag(
+        "PIXELS",
+        f"moving-digits: side of a frame, of {', '.join(map(str, FRAME_SIZES))} (32)",
+        PositiveInt,
+    ),
+    "digits": _Flag("NUMBER", "moving-digits: digits in a video (2)", PositiveInt),
+    "source": _Flag(
+        "NAME",
+        f"moving-digits: {' or '.join(SOURCES)} (default: mnist with --data-dir, else shapes, "
+        "which are generated)",
+    ),
     "hidden": _Flag("SIZE", f"hidden size ({_of_task('hidden')})", PositiveInt),
     "reflections": _Flag("NUMBER", "cwy: reflections (default: the hidden size)", PositiveInt),
     "iterations": _Flag("STEPS", f"training steps (default: {_length()})", PositiveInt),
     "epochs": _Flag("NUMBER", "smnist, pmnist: epochs, instead of --iterations", PositiveInt),
-    "batch_size": _Flag("NUMBER", "sequences in a batch, over all devices (128)", PositiveInt),
+    "batch_size": _Flag(
+        "NUMBER", f"sequences in a batch, over all devices ({_of_task('batch_size')})", PositiveInt
+    ),
     "lr": _Flag("RATE", f"main learning rate ({_of_task('lr')})", NonNegativeFloat),
     "lr_orthogonal": _Flag(
         "RATE", "learning rate of the recurrent weight (default: the method's)", NonNegativeFloat
@@ -69,17 +94,23 @@ _FLAGS = {
     "seed": _Flag("NUMBER", "seed of the start and of the data (default: 0)", NonNegativeInt),
     "output": _Flag("DIR", "run folder (default: runs/TASK-METHOD-TIME)"),
     "data_dir": _Flag(
-        "DIR", "folder with the MNIST files (default: STIEFEL_DATA if set, else downloaded)"
+        "DIR",
+        "folder with the MNIST files (default: STIEFEL_DATA if set, else downloaded; "
+        "moving-digits: none, unless --source mnist)",
     ),
     "devices": _Flag(
         "WHAT", "auto, a number, or such as cpu, cpu:2, cuda:4 (default: auto)", str | int
     ),
     "precision": _Flag("NAME", f"{', '.join(PRECISIONS)} (default: 32)", str | int),
     "threads": _Flag(
-        "NUMBER", "CPU threads (default: 1 for copying, torch's choice for the others)", PositiveInt
+        "NUMBER",
+        "CPU threads (default: 1 for copying and moving-digits, torch's choice for the others)",
+        PositiveInt,
     ),
     "evaluation_sequences": _Flag(
-        "NUMBER", "copying: fresh sequences to evaluate on (1280)", PositiveInt
+        "NUMBER",
+        "copying: fresh sequences to evaluate on (1280); moving-digits: videos (200)",
+        PositiveInt,
     ),
     "checkpoint_every": _Flag(
         "STEPS", "steps between checkpoints (default: a fifth of the run, at most 100)", PositiveInt
@@ -88,6 +119,13 @@ _FLAGS = {
 _TRAIN = """\
 Train one method on one task and leave a run folder: options, versions, metrics, checkpoint, a
 picture of the loss, and summary.json. Numbers in brackets are defaults."""
+
+
+class _Help(argparse.HelpFormatter):
+    """Help whose lines never break within a name such as ``orth-init``."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class _Parser(ArgumentParser):
@@ -167,7 +205,7 @@ def _parser(defaults: dict[str, Any]) -> ArgumentParser:
     parser = _Parser(
         prog="stiefel",
         description="Train models with orthogonal weights.",
-        formatter_class=argparse.HelpFormatter,
+        formatter_class=_Help,
     )
     commands = parser.add_subcommands(dest="command", required=True)
     train = _train_parser(defaults)
@@ -180,7 +218,7 @@ def _train_parser(defaults: dict[str, Any]) -> ArgumentParser:
     train = _Parser(
         usage="stiefel train TASK [--method METHOD] [options]",
         description=_TRAIN,
-        formatter_class=argparse.HelpFormatter,
+        formatter_class=_Help,
     )
     train.add_argument("task", nargs="?", metavar="TASK", help=f"one of {', '.join(TASKS)}")
     train.add_argument("--config", action="config", metavar="FILE", help="YAML file of options")

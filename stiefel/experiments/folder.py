@@ -232,7 +232,8 @@ class RunFolder:
         try:
             values = json.loads(self.summary.read_text())
             for name in ("iterations", *SUMMARY_KEYS):
-                float(values[name])
+                if name != "orthogonality_error" or values[name] is not None:
+                    float(values[name])
             _ = values["task"], values["method"]
         except (ValueError, TypeError, KeyError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else str(error)

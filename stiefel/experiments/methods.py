@@ -1,13 +1,15 @@
 """What one word stands for: the chart or metric, the optimizer, and the learning rates.
 
-A method is (cell, via, options, optimizer, learning rates, initialiser). All methods of a task
-share its model, data, start and main learning rate `lr`, so that swapping the word swaps only how
-the recurrent weight is trained.
+A method is (cell or block, via, options, optimizer, learning rates, initialiser). All methods of a
+task share its model, data, start and main learning rate `lr`, so that swapping the word swaps only
+how the recurrent weight is trained. A `cell` is what it stands for in tasks of sequences, a `block`
+in tasks of frames, where the weight is the kernel of every recurrent block; a method that has only
+one of them fits only those tasks (`fitting`).
 
 **The rule of learning rates.** Everything but the recurrent weight is trained by RMSprop at the
-task's `lr`. RMSprop moves each entry by about `lr` a step whatever the scale of the loss; a
-Riemannian gradient step moves in proportion to the gradient, hence to the loss. The rate of the
-recurrent weight is therefore
+task's `lr` (frames: by Adam, as published). RMSprop moves each entry by about `lr` a step whatever
+the scale of the loss; a Riemannian gradient step moves in proportion to the gradient, hence to the
+loss. The rate of the recurrent weight is therefore
 
 - *chart coordinates* (``cwy`` and all other charts), also trained by RMSprop: ``lr / 10``, the
   habit of the published experiments on orthogonal RNNs;
@@ -15,17 +17,20 @@ recurrent weight is therefore
   task's loss without memory and `length` the steps of a sequence: the gradient is proportional to
   the loss that is at stake and sums over the steps that carry it. (For copying the product is
   10 ln 8 = 20.8 at any delay, for pixel MNIST 784 ln 10 = 1805.);
-- *the point itself, Euclidean metric*: twice that. For a square matrix the Euclidean gradient is
-  exactly half the canonical one, so that both metrics then take the same steps;
+- *the point itself, Euclidean metric*: twice that for a square matrix, whose Euclidean gradient is
+  exactly half the canonical one, so that both metrics then take the same steps. The same for a
+  tall one, of which only the part within the column space is halved;
 - *steps of a length that the rate sets* (``rgd-adam``, ``riemannian-adam``: about the rate in
-  the Frobenius norm, whatever the gradient): ``hidden * lr / 10``, which is the length of a
-  matrix whose entries are ``lr / 10``, the step of the chart coordinates;
-- *steps whose spectral norm is the rate* (``stiefel-muon``): ``sqrt(hidden) * lr / 10``, for all
-  singular values of a step are equal and the Frobenius norm is ``sqrt(hidden)`` times as large;
-- *a plain weight* (``unconstrained``, ``rnn``, ``rnn-orth``, ``irnn``), by RMSprop: ``lr / 10``
-  too. Nothing holds its norm: at `lr` its first steps alone make it expand, and a hundred steps of
-  recurrence explode;
-- *gates* (``lstm``, ``gru``) have no rate of their own: everything is trained at `lr`.
+  the Frobenius norm, whatever the gradient): ``sqrt(n p) lr / 10``, which is the length of an
+  n x p matrix whose entries are ``lr / 10``, the step of the chart coordinates (of kernels, the
+  first one);
+- *steps whose spectral norm is the rate* (``stiefel-muon``): ``sqrt(n) lr / 10``, for all
+  singular values of a step are equal and the Frobenius norm is ``sqrt(p)`` times as large;
+- *a plain weight* (``unconstrained``, ``rnn``, ``rnn-orth``, ``irnn``, ``orth-init``,
+  ``glorot-init``), by the optimizer of the rest: ``lr / 10`` too. Nothing holds its norm: at `lr`
+  its first steps alone make it expand, and a hundred steps of recurrence explode;
+- *gates* (``lstm``, ``gru``, ``convlstm``) and blocks without a recurrent kernel (``zeros``) have
+  no rate of their own: everything is trained at `lr`.
 
 The published rates of these models obey the same rule: copying asRNN 2e-4 and 2e-5, LSTM 1e-3, RNN
 1e-3, RNN-orth 2e-4, nnRNN 5e-4 (1e-6 its basis); pixels asRNN 7e-4 and 7e-5 for 122 units, LSTM
@@ -45,12 +50,12 @@ default radius, 0.5, it is 41 %).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from stiefel.errors import ConfigurationError, unknown
 
-__all__ = ["METHODS", "Method", "method"]
+__all__ = ["METHODS", "Method", "fitting", "method"]
 
 Rate = Literal["chart", "canonical", "euclidean", "length", "spectral", "plain", "main", "none"]
 
@@ -65,8 +70,10 @@ class Method:
         via: What `stiefel.orthogonal` is told; None leaves a plain weight.
         rate: Which line of the rule gives the learning rate of the recurrent weight.
         options: More options of the chart or the manifold.
-        cell: The model, a name of `stiefel.experiments.cells.CELLS`.
-        optimizer: What trains everything that is not on a manifold.
+        cell: The recurrent network of sequences, a name of `stiefel.experiments.cells.CELLS`; None
+            where there is none by this method.
+        block: The recurrent blocks of a video predictor, a name of
+            `stiefel.experiments.blocks.BLOCKS`; None where there are none by this method.
         riemannian: What trains points on a manifold, a name of `stiefel.optim.build`.
         initialiser: The start of the recurrent weight; None takes the task's.
     """
@@ -76,8 +83,8 @@ class Method:
     via: str | None
     rate: Rate
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    cell: str = "orthogonal_rnn"
-    optimizer: str = "rmsprop"
+    cell: str | None = "orthogonal_rnn"
+    block: str | None = None
     riemannian: str = "rgd"
     initialiser: str | None = None
 
@@ -116,29 +123,36 @@ class Method:
         """Whether the number of Householder reflections can be chosen."""
         return self.via in ("cwy", "hr")
 
-    def orthogonal_rate(self, lr: float, baseline: float, length: int, hidden: int) -> float | None:
+    def fits(self, network: str) -> bool:
+        """Whether it trains this kind of network, a word of `Task.network`."""
+        return (self.cell if network == "sequence" else self.block) is not None
+
+    def orthogonal_rate(
+        self, lr: float, baseline: float, length: int, shape: tuple[int, int]
+    ) -> float | None:
         """The learning rate of the recurrent weight, by the rule at the head of this module.
 
         Args:
             lr: The task's main learning rate.
-            baseline: The task's loss without memory.
+            baseline: The task's baseline.
             length: Steps of a sequence.
-            hidden: Rows of the recurrent weight.
+            shape: Rows and columns of the recurrent weight, n >= p.
 
         Returns:
             The rate; None where the recurrent weight has no rate of its own.
         """
+        rows, columns = shape
         match self.rate:
             case "chart" | "plain":
                 return lr / 10
             case "canonical":
                 return 100 * lr / (baseline * length)
             case "euclidean":
-                return 200 * lr / (baseline * length)
+                return (200 if rows == columns else 100) * lr / (baseline * length)
             case "length":
-                return hidden * lr / 10
+                return (rows * columns) ** 0.5 * lr / 10
             case "spectral":
-                return hidden**0.5 * lr / 10
+                return rows**0.5 * lr / 10
             case _:
                 return None
 
@@ -158,16 +172,56 @@ _BEYOND_GRADIENT_DESCENT: tuple[tuple[str, str, str, Rate, str], ...] = (
     ("stiefel-muon", "spectral steepest descent", "stiefel-muon", "spectral", "stiefel-muon"),
 )
 
+
+def _of_both(name: str, summary: str, via: str, rate: Rate = "chart", **more: Any) -> Method:
+    """A method of square weights and of tall ones, hence of both kinds of network."""
+    return Method(name, summary, via, rate, block="stiefel", **more)
+
+
+def _recurrent() -> Iterator[Method]:
+    """The recurrent networks with a cell of their own."""
+    yield Method(
+        "asrnn", "adaptive-saturated RNN of two exponentials", "exprnn", "chart", cell="asrnn"
+    )
+    yield Method(
+        "nnrnn", "non-normal RNN, an exponential its basis", "exprnn", "chart", cell="nnrnn"
+    )
+    yield Method("irnn", "identity start, ReLU, then any matrix", None, "plain", cell="irnn")
+    for name, start, initialiser in (
+        ("rnn-orth", "uniform orthogonal start", "haar"),
+        ("rnn", "Glorot start", "glorot"),
+    ):
+        summary = f"tanh, {start}, then any matrix"
+        yield Method(name, summary, None, "plain", cell="plain_rnn", initialiser=initialiser)
+    yield Method("lstm", "torch's LSTM with a forget bias of 1", None, "main", cell="lstm")
+    yield Method("gru", "torch's GRU", None, "main", cell="gru")
+
+
+def _convolutional() -> Iterator[Method]:
+    """The rows of video prediction whose kernels are not on the manifold."""
+    rows: tuple[tuple[str, str, Rate, str, str | None], ...] = (
+        ("convlstm", "ConvLSTM blocks", "main", "convlstm", None),
+        ("zeros", "no recurrent kernel: a frame from the last one alone", "main", "zeros", None),
+        ("glorot-init", "Glorot start, then any kernel", "plain", "free", "glorot"),
+        ("orth-init", "orthogonal start, then any kernel", "plain", "free", "haar"),
+    )
+    for name, summary, rate, block, initialiser in rows:
+        yield Method(name, summary, None, rate, cell=None, block=block, initialiser=initialiser)
+
+
 METHODS: dict[str, Method] = {
     entry.name: entry
     for entry in (
-        Method("cwy", "product of Householder reflections, in compact WY form", "cwy", "chart"),
-        Method("hr", "the same reflections, one after another", "hr", "chart"),
+        _of_both("cwy", "product of Householder reflections, in compact WY form", "cwy"),
+        Method(
+            "tcwy", "the first columns of that product", "tcwy", "chart", cell=None, block="stiefel"
+        ),
+        _of_both("hr", "the same reflections, one after another", "hr"),
         Method("exprnn", "exponential of a skew matrix", "exprnn", "chart"),
-        Method("dtriv", "exponential at a base that moves every 100 steps", "dtriv", "chart"),
-        Method("dtriv-inf", "exponential at the start of training", "dtriv-inf", "chart"),
+        _of_both("dtriv", "exponential at a base that moves every 100 steps", "dtriv"),
+        _of_both("dtriv-inf", "exponential at the start of training", "dtriv-inf"),
         Method("scornn", "Cayley map times signs, half of them -1", "scornn", "chart"),
-        Method("own", "symmetric orthonormalisation of a free matrix", "own", "chart"),
+        _of_both("own", "symmetric orthonormalisation of a free matrix", "own"),
         Method("eurnn", "layers of Givens rotations", "eurnn", "chart"),
         Method(
             "urnn",
@@ -176,43 +230,33 @@ METHODS: dict[str, Method] = {
             "chart",
             cell="unitary_rnn",
         ),
-        Method("rgd-c-c", "gradient descent, canonical metric, Cayley", "rgd-c-c", "canonical"),
-        Method("rgd-e-c", "gradient descent, Euclidean metric, Cayley", "rgd-e-c", "euclidean"),
-        Method("rgd-c-qr", "gradient descent, canonical metric, QR", "rgd-c-qr", "canonical"),
-        Method("rgd-e-qr", "gradient descent, Euclidean metric, QR", "rgd-e-qr", "euclidean"),
+        _of_both("rgd-c-c", "gradient descent, canonical metric, Cayley", "rgd-c-c", "canonical"),
+        _of_both("rgd-e-c", "gradient descent, Euclidean metric, Cayley", "rgd-e-c", "euclidean"),
+        _of_both("rgd-c-qr", "gradient descent, canonical metric, QR", "rgd-c-qr", "canonical"),
+        _of_both("rgd-e-qr", "gradient descent, Euclidean metric, QR", "rgd-e-qr", "euclidean"),
         *(
-            Method(name, summary, via, rate, riemannian=riemannian)
+            _of_both(name, summary, via, rate, riemannian=riemannian)
             for name, summary, via, rate, riemannian in _BEYOND_GRADIENT_DESCENT
         ),
-        Method("unconstrained", "orthogonal start, then any matrix", None, "plain"),
         Method(
-            "asrnn", "adaptive-saturated RNN of two exponentials", "exprnn", "chart", cell="asrnn"
+            "unconstrained", "orthogonal start, then any matrix", None, "plain", block="stiefel"
         ),
+        *_recurrent(),
+        *_convolutional(),
         Method(
-            "nnrnn", "non-normal RNN, an exponential its basis", "exprnn", "chart", cell="nnrnn"
-        ),
-        Method("irnn", "identity start, ReLU, then any matrix", None, "plain", cell="irnn"),
-        Method(
-            "rnn-orth",
-            "tanh, uniform orthogonal start, then any matrix",
+            "frozen",
+            "orthogonal start, recurrent weight not trained",
             None,
-            "plain",
-            cell="plain_rnn",
-            initialiser="haar",
+            "none",
+            block="stiefel",
         ),
-        Method(
-            "rnn",
-            "tanh, Glorot start, then any matrix",
-            None,
-            "plain",
-            cell="plain_rnn",
-            initialiser="glorot",
-        ),
-        Method("lstm", "torch's LSTM with a forget bias of 1", None, "main", cell="lstm"),
-        Method("gru", "torch's GRU", None, "main", cell="gru"),
-        Method("frozen", "orthogonal start, recurrent weight not trained", None, "none"),
     )
 }
+
+
+def fitting(network: str) -> list[str]:
+    """Names of the methods that train a kind of network, a word of `Task.network`."""
+    return [name for name, entry in METHODS.items() if entry.fits(network)]
 
 
 def method(name: str) -> Method:

@@ -12,23 +12,23 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from stiefel import optim, parameter
+from stiefel.experiments.blocks import video_predictor
 from stiefel.experiments.cells import CELLS, penalty
 from stiefel.experiments.methods import Method, method
 from stiefel.experiments.options import TrainOptions
 from stiefel.experiments.recipes import RECIPES
-from stiefel.experiments.tasks import Batch, Task
+from stiefel.experiments.tasks import Batch, MovingDigits, Task
 from stiefel.geometry import orthonormality_residual
 from stiefel.models import RecurrentLayer, SequenceModel
+from stiefel.models.conv_neru import ConvNERULayer
 from stiefel.optim.build import OPTIMIZERS
 
 __all__ = ["Evaluation", "Experiment", "StepStream", "build_model", "orthogonality_error"]
 
-_EVALUATION_BATCH = 250
-
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Mean cross-entropy in nats and share of right answers."""
+    """Mean loss, of what `Task.measure` says, and share of right answers."""
 
     loss: float
     accuracy: float
@@ -53,45 +53,61 @@ class StepStream:
             step += 1
 
 
-def build_model(options: TrainOptions, task: Task) -> SequenceModel:
-    """The recurrent network of a run, with its head, in the dtype of the run's precision.
+def build_model(options: TrainOptions, task: Task) -> nn.Module:
+    """The network of a run, in the dtype of the run's precision.
 
     Args:
         options: Resolved options.
         task: The task, for its sizes.
 
     Returns:
-        A model of (T, B, features) to logits, (T, B, classes) or (B, classes).
+        A model of (T, B, features) to logits, (T, B, classes) or (B, classes); for frames, of
+        (T, B, 1, S, S) to predictions of the same shape.
     """
-    chosen, recipe = method(options.method), RECIPES[options.task]
+    chosen = method(options.method)
     assert options.hidden is not None
-    recurrent: dict[str, Any] = dict(chosen.options)
-    init = chosen.initialiser or recipe.initialiser
-    if options.reflections is not None:
-        recurrent["reflections"] = options.reflections
-        if options.reflections < options.hidden:
-            init = None  # few reflections cannot hold that start: the chart's own
-    dtype = torch.float64 if options.precision == "64" else torch.float32
-    rnn = CELLS[chosen.cell](
-        task.input_size, options.hidden, via=chosen.via, init=init, dtype=dtype, **recurrent
-    )
-    model = SequenceModel(
-        rnn, task.output_size, head_init=recipe.head_initialiser, readout=task.readout
-    )
+    init = chosen.initialiser or RECIPES[options.task].initialiser
+    given: dict[str, Any] = {
+        "via": chosen.via,
+        "init": init,
+        "dtype": torch.float64 if options.precision == "64" else torch.float32,
+        **chosen.options,
+    }
+    if isinstance(task, MovingDigits):
+        assert chosen.block is not None
+        model = video_predictor(chosen.block, options.hidden, task.frame_size, **given)
+    else:
+        model = _sequence_model(chosen, options, task, given)
     if not chosen.trained:
         for weight in _recurrent_weights(model):
             weight.requires_grad_(False)
     return model
 
 
+def _sequence_model(
+    chosen: Method, options: TrainOptions, task: Task, given: dict[str, Any]
+) -> SequenceModel:
+    """The recurrent network of a method, with the task's head."""
+    assert options.hidden is not None
+    assert chosen.cell is not None
+    if options.reflections is not None:
+        given["reflections"] = options.reflections
+        if options.reflections < options.hidden:
+            given["init"] = None  # few reflections cannot hold that start: the chart's own
+    rnn = CELLS[chosen.cell](task.input_size, options.hidden, **given)
+    head_init = RECIPES[options.task].head_initialiser
+    return SequenceModel(rnn, task.output_size, head_init=head_init, readout=task.readout)
+
+
 def orthogonality_error(model: nn.Module) -> float:
     """Largest entry of |X^T X - I| over the recurrent weights, in float64.
 
     Over the constrained weights where there are any, over the plain recurrent weights otherwise;
-    NaN for gates, which have neither.
+    NaN for gates, which have neither, and for blocks without a recurrent kernel. A convolution
+    kernel is measured as its point, sqrt(kh kw) Khat.
     """
     points = [constraint.point for constraint in parameter.constraints(model)]
-    points = points or _recurrent_weights(model)
+    points = points or [_as_point(weight) for weight in _recurrent_weights(model)]
     if not points:
         return math.nan
     with torch.no_grad():
@@ -102,7 +118,7 @@ class Experiment(LightningModule):
     """Trains a model on a task.
 
     Args:
-        model: Maps (T, B, features) to logits.
+        model: Maps the inputs of a batch to logits, or to predicted frames.
         task: Where batches come from, and the loss.
         options: Resolved options.
     """
@@ -111,6 +127,7 @@ class Experiment(LightningModule):
         super().__init__()
         self.model, self.task, self.options = model, task, options
         self.method: Method = method(options.method)
+        self.optimizer = RECIPES[options.task].optimizer
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss of a batch, and its logits for whoever records them."""
@@ -127,14 +144,14 @@ class Experiment(LightningModule):
             recurrent = _recurrent_weights(self.model)
             own = {id(weight) for weight in recurrent}
             rest = [weight for weight in self.model.parameters() if id(weight) not in own]
-            kind = OPTIMIZERS[self.method.optimizer]
+            kind = OPTIMIZERS[self.optimizer]
             return kind([{"params": rest}, {"params": recurrent, "lr": rate}], lr=options.lr)  # pyright: ignore[reportCallIssue]
         return optim.build(
             self.model,
             lr=options.lr,
             lr_orthogonal=rate,
             lr_riemannian=rate,
-            optimizer=self.method.optimizer,
+            optimizer=self.optimizer,
             riemannian=self.method.riemannian,
             riemannian_options=self.method.riemannian_options(rate),
         )
@@ -157,7 +174,7 @@ class Experiment(LightningModule):
         self.eval()
         totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         for batch in self.task.evaluation_batches(
-            _EVALUATION_BATCH,
+            self.task.evaluation_batch,
             seed=self.options.seed,
             rank=trainer.global_rank,
             world=trainer.world_size,
@@ -195,4 +212,16 @@ class Experiment(LightningModule):
 
 
 def _recurrent_weights(model: nn.Module) -> list[Tensor]:
-    return [part.recurrent.weight for part in model.modules() if isinstance(part, RecurrentLayer)]
+    layers = [part for part in model.modules() if isinstance(part, RecurrentLayer | ConvNERULayer)]
+    return [layer.recurrent.weight for layer in layers if layer.recurrent is not None]
+
+
+def _as_point(weight: Tensor) -> Tensor:
+    """The matrix whose columns a method keeps orthonormal: a square weight, or q Khat of a kernel.
+
+    Rows of Khat are ordered by tap and then by input channel; the order changes no residual.
+    """
+    if weight.ndim == 2:
+        return weight
+    taps = weight.shape[-2] * weight.shape[-1]
+    return weight.flatten(1).mT * math.sqrt(taps)

@@ -7,9 +7,10 @@ import math
 from typing import Any, TypeVar
 
 from stiefel.errors import ConfigurationError, unknown
-from stiefel.experiments.methods import check_reflections, method
+from stiefel.experiments.blocks import KERNEL_SIZE
+from stiefel.experiments.methods import check_reflections, fitting, method
 from stiefel.experiments.recipes import RECIPES
-from stiefel.experiments.tasks import TASKS, Copying, Task
+from stiefel.experiments.tasks import TASKS, Task
 
 __all__ = ["PRECISIONS", "TrainOptions", "check_names", "make_task", "resolve"]
 
@@ -28,6 +29,9 @@ _FREE_TO_CHANGE = (
     *("devices", "threads"),
 )
 
+#: Options that belong to some tasks only, beside the folder of data.
+_OF_TASKS = ("delay", "layout", "frames", "frame_size", "digits", "source", "evaluation_sequences")
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
@@ -38,7 +42,11 @@ class TrainOptions:
         method: A name from `METHODS`.
         delay: Blank steps of the copying task.
         layout: Layout of the copying task.
-        hidden: Hidden size.
+        frames: Frames of a video of moving digits.
+        frame_size: Pixels of a side of its frames.
+        digits: Digits in it.
+        source: Where its digits come from, ``"mnist"`` or ``"shapes"``.
+        hidden: Hidden size; for frames, channels of the first level.
         reflections: Householder reflections of ``cwy``.
         iterations: Training steps.
         epochs: Epochs, instead of `iterations`, for a task that has them.
@@ -48,11 +56,11 @@ class TrainOptions:
         seed: Seed of the start and of the data.
         output: Run folder.
         resume: Continue the run in `output`.
-        data_dir: Folder of data files.
+        data_dir: Folder of data files; moving digits are generated shapes without one.
         devices: ``"auto"``, a number, or ``"cpu"``, ``"cpu:2"``, ``"cuda:4"``.
         precision: A name from `PRECISIONS`.
         threads: CPU threads of torch.
-        evaluation_sequences: Fresh sequences that a generated task is evaluated on.
+        evaluation_sequences: Fresh sequences or videos that a generated task is evaluated on.
         checkpoint_every: Training steps between checkpoints.
     """
 
@@ -60,6 +68,10 @@ class TrainOptions:
     method: str = "cwy"
     delay: int | None = None
     layout: str | None = None
+    frames: int | None = None
+    frame_size: int | None = None
+    digits: int | None = None
+    source: str | None = None
     hidden: int | None = None
     reflections: int | None = None
     iterations: int | None = None
@@ -88,41 +100,50 @@ class TrainOptions:
 
 
 def check_names(options: TrainOptions) -> None:
-    """Refuses a task, method, or precision that does not exist, before anything is loaded.
+    """Refuses names that do not exist or do not go together, before anything is loaded.
 
     Raises:
-        UnknownNameError: The message lists the names that do.
+        UnknownNameError: If there is no such task, method or precision; the message lists the
+            names that there are.
+        ConfigurationError: If the method does not fit the task; the message lists those that do.
     """
-    method(options.method)
+    chosen = method(options.method)
     for kind, got, valid in (
         ("task", options.task, TASKS),
         ("precision", options.precision, PRECISIONS),
     ):
         if got not in valid:
             raise unknown(kind, got, valid)
+    network = TASKS[options.task].network
+    if not chosen.fits(network):
+        raise ConfigurationError(
+            f"--method {chosen.name}: does not fit {options.task}; expected one of "
+            f"{', '.join(fitting(network))}"
+        )
 
 
 def make_task(options: TrainOptions) -> Task:
     """Makes the task of `options`.
 
     Raises:
-        UnknownNameError: If there is no such task, layout, method or precision.
-        ConfigurationError: If an option belongs to another task, or is out of range.
+        UnknownNameError: If there is no such task, layout, source, method or precision.
+        ConfigurationError: If an option belongs to another task, is out of range, or the method
+            does not fit.
         DataError: If a data file is missing or wrong.
     """
     check_names(options)
-    generated = {
-        name: value
-        for name in ("delay", "layout", "evaluation_sequences")
-        if (value := getattr(options, name)) is not None
-    }
     kind = TASKS[options.task]
-    if issubclass(kind, Copying):
-        return kind(**generated)
-    if generated:
-        flags = ", ".join("--" + name.replace("_", "-") for name in generated)
-        raise ConfigurationError(f"{flags}: of the copying task only, {options.task} has no such")
-    return kind(options.data_dir)  # pyright: ignore[reportCallIssue]
+    values = {name: getattr(options, name) for name in (*_OF_TASKS, "data_dir")}
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in given:
+        if name not in kind.options and name in _OF_TASKS:
+            flag = "--" + name.replace("_", "-")
+            owners = [task for task, other in TASKS.items() if name in other.options]
+            raise ConfigurationError(
+                f"{flag}: of the {' and '.join(owners)} task{'s' * (len(owners) > 1)} only, "
+                f"{options.task} has no such"
+            )
+    return kind(**{name: value for name, value in given.items() if name in kind.options})
 
 
 def resolve(options: TrainOptions, task: Task) -> TrainOptions:
@@ -141,9 +162,11 @@ def resolve(options: TrainOptions, task: Task) -> TrainOptions:
     chosen, recipe = method(options.method), RECIPES[options.task]
     hidden = _positive("--hidden", _default(options.hidden, recipe.hidden))
     batch_size = _positive("--batch-size", _default(options.batch_size, recipe.batch_size))
-    check_reflections(chosen, options.reflections, hidden)
+    _check_reflections(options, task, hidden)
     lr = _rate("--lr", _default(options.lr, recipe.lr))
-    own_rate = chosen.orthogonal_rate(lr, task.baseline, task.length, hidden)
+    frames = task.network == "frames"
+    shape = (KERNEL_SIZE**2 * hidden if frames else hidden, hidden)
+    own_rate = chosen.orthogonal_rate(lr, task.baseline, task.length, shape)
     if own_rate is None and options.lr_orthogonal is not None:
         raise ConfigurationError(
             f"--lr-orthogonal: {chosen.name} has no learning rate of its own for the recurrent "
@@ -153,15 +176,13 @@ def resolve(options: TrainOptions, task: Task) -> TrainOptions:
         own_rate = _rate("--lr-orthogonal", options.lr_orthogonal)
     iterations = _length(options, task, batch_size)
     every = _default(options.checkpoint_every, max(1, min(100, iterations // 5)))
-    generated = isinstance(task, Copying)
+    reflects = chosen.takes_reflections and not frames
     return dataclasses.replace(
         options,
         threads=recipe.threads if options.threads is None else options.threads,
-        delay=task.delay if generated else None,
-        layout=task.layout if generated else None,
-        evaluation_sequences=task.evaluation_sequences if generated else None,
+        **{name: getattr(task, name) if name in task.options else None for name in _OF_TASKS},
         hidden=hidden,
-        reflections=_default(options.reflections, hidden) if chosen.takes_reflections else None,
+        reflections=_default(options.reflections, hidden) if reflects else None,
         iterations=iterations,
         epochs=None,
         batch_size=batch_size,
@@ -169,6 +190,16 @@ def resolve(options: TrainOptions, task: Task) -> TrainOptions:
         lr_orthogonal=own_rate,
         checkpoint_every=_positive("--checkpoint-every", every),
     )
+
+
+def _check_reflections(options: TrainOptions, task: Task, hidden: int) -> None:
+    """Refuses a number of reflections that the task or the method cannot use."""
+    if task.network == "frames" and options.reflections is not None:
+        raise ConfigurationError(
+            f"--reflections: {task.name} has kernels of several widths, each with as many "
+            "reflections as columns; leave it out"
+        )
+    check_reflections(method(options.method), options.reflections, hidden)
 
 
 def _length(options: TrainOptions, task: Task, batch_size: int) -> int:

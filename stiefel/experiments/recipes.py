@@ -17,7 +17,7 @@ class Recipe:
     """What a task takes where the command line says nothing.
 
     Attributes:
-        hidden: Hidden size.
+        hidden: Hidden size; for frames, channels of the first level.
         batch_size: Sequences in a batch, over all devices.
         lr: Main learning rate.
         initialiser: Start of the recurrent weight.
@@ -28,6 +28,8 @@ class Recipe:
             product where the machine has other work.
         head_initialiser: Start of the output layer: ``"kaiming"`` (normal, zero bias) or
             ``"default"`` (torch's own).
+        optimizer: What trains everything that is not on a manifold, a name of
+            `stiefel.optim.build`.
     """
 
     hidden: int
@@ -38,6 +40,7 @@ class Recipe:
     epochs: int | None = None
     threads: int | None = None
     head_initialiser: str = "default"
+    optimizer: str = "rmsprop"
 
 
 RECIPES: dict[str, Recipe] = {
@@ -52,4 +55,13 @@ RECIPES: dict[str, Recipe] = {
     ),
     "smnist": Recipe(hidden=170, batch_size=128, lr=7e-4, initialiser="cayley", epochs=70),
     "pmnist": Recipe(hidden=170, batch_size=128, lr=1e-3, initialiser="cayley", epochs=70),
+    "moving-digits": Recipe(
+        hidden=12,
+        batch_size=8,
+        lr=3e-3,
+        initialiser="haar",
+        iterations=500,
+        threads=1,
+        optimizer="adam",
+    ),
 }

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from stiefel.experiments.folder import SUMMARY_KEYS, atomic_path
 from stiefel.experiments.logs import read_metrics
+from stiefel.experiments.tasks import TASKS
 
 __all__ = ["SUMMARY_KEYS", "plot_loss", "print_table", "warn_if_diverged"]
 
@@ -23,7 +24,8 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
     """Prints loss, baseline, accuracy, orthogonality error and seconds."""
     share, error = summary["loss"] / summary["baseline"], summary["orthogonality_error"]
     times = f"{share:.2%} of" if share < 10 else f"{share:.3g} times"
-    title = f"{summary['task']}, {summary['method']}: loss is {times} the baseline"
+    word = TASKS[summary["task"]].loss_word
+    title = f"{summary['task']}, {summary['method']}: {word} is {times} the baseline"
     table = Table(title=title, title_justify="left")
     cells = {
         "loss": f"{summary['loss']:.4g}",
@@ -56,7 +58,9 @@ def warn_if_diverged(console: Console, summary: dict[str, Any], metrics: Path) -
         )
 
 
-def plot_loss(metrics: Path, plot: Path, *, baseline: float, title: str) -> None:
+def plot_loss(
+    metrics: Path, plot: Path, *, baseline: float, title: str, measure: str = "cross-entropy, nats"
+) -> None:
     """Draws loss against the baseline, with the orthogonality error on a second axis.
 
     A model without weights to measure has no second axis.
@@ -64,8 +68,9 @@ def plot_loss(metrics: Path, plot: Path, *, baseline: float, title: str) -> None
     Args:
         metrics: The ``metrics.csv`` of the run.
         plot: The PNG to write.
-        baseline: The task's loss without memory.
+        baseline: The task's baseline.
         title: Above the picture.
+        measure: What the loss measures, and its unit.
     """
     rows = read_metrics(metrics)
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -84,7 +89,7 @@ def plot_loss(metrics: Path, plot: Path, *, baseline: float, title: str) -> None
     for axis in axes:
         axis.set_yscale("log")
     left.set_xlabel("training step")
-    left.set_ylabel("cross-entropy, nats")
+    left.set_ylabel(measure)
     left.set_title(title)
     lines = [line for axis in axes for line in axis.get_lines()]
     left.legend(lines, [str(line.get_label()) for line in lines], loc="best", fontsize="small")

@@ -115,7 +115,9 @@ def _run(run: _Run) -> dict[str, Any]:
     summary = _summary(options, task, recorder, trainer.global_step)
     if trainer.is_global_zero:
         title = f"{task.describe()}; {options.method}"
-        plot_loss(folder.metrics, folder.plot, baseline=task.baseline, title=title)
+        plot_loss(
+            folder.metrics, folder.plot, baseline=task.baseline, title=title, measure=task.measure
+        )
         folder.write_summary(summary)
         _conclude(run.console, folder, summary)
     return summary
@@ -281,7 +283,7 @@ def _announce(console: Console, folder: RunFolder, experiment: Experiment, resum
     lines = [
         f"{task.describe()}; method {options.method} ({experiment.method.summary})",
         f"hidden {options.hidden}, {count:,} parameters; batch {options.batch_size}; {rates}",
-        f"{options.iterations:,} steps; baseline {task.baseline:.4g} (the loss without memory)",
+        f"{options.iterations:,} steps; baseline {task.baseline:.4g} ({task.baseline_word})",
         f"run folder {folder.path}",
     ]
     if resuming:

@@ -14,6 +14,7 @@ FLAGS = [
     *("--method", "--delay", "--hidden", "--reflections", "--iterations", "--epochs"),
     *("--batch-size", "--lr", "--lr-orthogonal", "--seed", "--output", "--resume", "--data-dir"),
     *("--devices", "--precision", "--config", "--print_config"),
+    *("--frames", "--frame-size", "--digits", "--source", "--evaluation-sequences"),
 ]
 SUMMARY = {"loss", "baseline", "accuracy", "orthogonality_error", "seconds"}
 
@@ -42,11 +43,12 @@ def test_help_names_every_method_and_task(help_text: str, name: str) -> None:
 
 def test_methods_and_tasks() -> None:
     rgd = ["rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr"]
-    charts = ["cwy", "hr", "exprnn", "dtriv", "dtriv-inf", "scornn", "own", "eurnn", "urnn"]
+    charts = ["cwy", "tcwy", "hr", "exprnn", "dtriv", "dtriv-inf", "scornn", "own", "eurnn", "urnn"]
     others = ["rgd-adam", "riemannian-adam", "landing", "pogo", "stiefel-muon"]
     models = ["asrnn", "nnrnn", "irnn", "rnn-orth", "rnn", "lstm", "gru"]
-    assert list(METHODS) == [*charts, *rgd, *others, "unconstrained", *models, "frozen"]
-    assert list(TASKS) == ["copying", "smnist", "pmnist"]
+    frames = ["convlstm", "zeros", "glorot-init", "orth-init"]
+    assert list(METHODS) == [*charts, *rgd, *others, "unconstrained", *models, *frames, "frozen"]
+    assert list(TASKS) == ["copying", "smnist", "pmnist", "moving-digits"]
 
 
 def test_summary_keys() -> None:

@@ -17,8 +17,9 @@ class Batch(NamedTuple):
     """One process's rows of a batch.
 
     Attributes:
-        inputs: Sequences, (T, B, features).
-        targets: Class indices, (T, B) when every step is answered, (B,) when the last one is.
+        inputs: Sequences, (T, B, features), or frames, (T, B, 1, S, S).
+        targets: Class indices, (T, B) when every step is answered, (B,) when the last one is; or
+            the frames that are due, (T, B, 1, S, S).
         rows: Rows of the whole batch, over all processes: what the loss is divided by.
     """
 
@@ -33,7 +34,7 @@ class Scores(NamedTuple):
     loss_sum: Tensor
     loss_count: int
     correct: Tensor
-    answers: int
+    answers: int | Tensor
 
 
 class Task(abc.ABC):
@@ -44,15 +45,28 @@ class Task(abc.ABC):
 
     Attributes:
         name: The word on the command line.
+        network: ``"sequence"``, a recurrent network with a head, or ``"frames"``, a
+            `stiefel.models.VideoPredictor`.
+        options: Names of `TrainOptions` that the class takes.
+        measure: What the loss that is reported measures, and its unit.
+        loss_word: What the closing table calls it.
+        baseline_word: What the baseline is the loss of.
+        evaluation_batch: Sequences that are evaluated at a time.
         input_size: Features of a step.
         output_size: Number of classes.
         readout: ``"all"`` when every step is answered, ``"last"`` when only the last one is.
         length: Steps of a sequence.
-        baseline: The loss of the best answer that remembers nothing.
+        baseline: The loss of the best answer that remembers nothing, or what `baseline_word` says.
         epoch_size: Training sequences of an epoch, or None when data is generated without end.
     """
 
     name: ClassVar[str]
+    network: ClassVar[Literal["sequence", "frames"]] = "sequence"
+    options: ClassVar[tuple[str, ...]]
+    measure: ClassVar[str] = "cross-entropy, nats"
+    loss_word: ClassVar[str] = "loss"
+    baseline_word: ClassVar[str] = "the loss without memory"
+    evaluation_batch: ClassVar[int] = 250
     input_size: int
     output_size: int
     readout: Literal["all", "last"]

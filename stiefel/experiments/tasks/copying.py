@@ -60,6 +60,7 @@ class Copying(Task):
     """
 
     name: ClassVar[str] = "copying"
+    options = ("delay", "layout", "evaluation_sequences")
     input_size = 10
     output_size = 9
     readout = "all"

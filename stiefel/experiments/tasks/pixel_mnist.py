@@ -48,6 +48,7 @@ class PixelMnist(Task):
     """
 
     name: ClassVar[str] = "smnist"
+    options = ("data_dir",)
     input_size = 1
     output_size = 10
     readout = "last"
