@@ -1,5 +1,8 @@
 """Is the implementation right, is the weight on the manifold, is training at a stationary point?"""
 
+from stiefel.diagnostics.checks.manifold import check_manifold
+from stiefel.diagnostics.checks.retraction import check_retraction
+from stiefel.diagnostics.checks.transport import check_transport
 from stiefel.diagnostics.feasibility import Feasibility, feasibility
 from stiefel.diagnostics.loggers import CSVLogger, DictLogger, TensorBoardLogger
 from stiefel.diagnostics.point_gradients import PointGradient, PointGradients, point_gradients
@@ -17,6 +20,9 @@ __all__ = [
     "Report",
     "Stationarity",
     "TensorBoardLogger",
+    "check_manifold",
+    "check_retraction",
+    "check_transport",
     "feasibility",
     "measure",
     "point_gradients",

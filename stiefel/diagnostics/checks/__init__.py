@@ -1,0 +1,1 @@
+"""Checks that return reports, one a file; the public names are those of `stiefel.diagnostics`."""

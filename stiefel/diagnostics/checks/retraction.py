@@ -1,0 +1,254 @@
+"""Is it a retraction? R_x(0) = x, dR_x(0) = id, and its order, by slopes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefel.diagnostics.checks.ledger import Ledger
+from stiefel.diagnostics.checks.places import (
+    ATOL,
+    Place,
+    default_manifold,
+    name_of,
+    places,
+    plain,
+    require_manifold,
+)
+from stiefel.diagnostics.checks.slopes import STEPS, order_finding
+from stiefel.diagnostics.report import Curve, Report
+from stiefel.errors import ConfigurationError
+from stiefel.manifolds import Manifold
+from stiefel.numerics import full_precision
+
+__all__ = ["check_retraction"]
+
+_EPS = torch.finfo(torch.float64).eps
+_DERIVATIVE = 1e-7  # bound on |dR(0) u - u| for |u| = 1; the difference is good to 1e-10
+
+Retraction = Callable[[Tensor, Tensor], Any]
+
+
+@torch.no_grad()
+@full_precision()
+def check_retraction(
+    retraction: Manifold | Retraction | None = None,
+    manifold: Manifold | None = None,
+    *,
+    X: Tensor | None = None,
+    shapes: Sequence[Sequence[int]] | None = None,
+    points: int = 3,
+    order: int = 2,
+    dtype: torch.dtype | None = None,
+    generator: torch.Generator | None = None,
+) -> Report:
+    r"""Checks that a map R(X, u) is a retraction of a manifold, and measures its order.
+
+    A retraction has R(X, 0) = X, gives points, and starts along u: R(X, tu) = X + tu + O(t^2). An
+    optimizer with a map that fails the last one takes steps in the wrong direction, however small
+    they are. Its order is the slope of the distance to the exponential, |R(X, tu) - exp_X(tu)|: 2
+    for every retraction, 3 for one whose curves have no acceleration within the manifold at t = 0.
+    Without an exponential, and where the inner product is that of the ambient space, the slope of
+    the tangential part of R(X, tu) - X - tu is measured instead, which is the same number.
+
+    Everything is computed in float64 or complex128, with tangent vectors of norm one that are
+    taken from the differential of ``manifold.projx``, not from a ``proju`` that may be wrong.
+
+    Args:
+        retraction: A function ``R(X, u)`` of points and tangent vectors of shape ``(..., n, p)``
+            (or whatever shape the manifold has), or a manifold, whose ``retr`` is checked.
+        manifold: The manifold of the points; `stiefel.Stiefel` by default for a function.
+        X: A point to check at, or a batch of them, in place of random ones.
+        shapes: Shapes of random points; by default a few that the manifold accepts.
+        points: How many random points of each shape.
+        order: The order that is claimed, 2 or 3.
+        dtype: Of the random points, ``torch.float64`` (default) or ``torch.complex128``.
+        generator: Source of randomness; the same numbers each time by default.
+
+    Returns:
+        A report with the curves of |R(X, tu) - X - tu| and of the distance to the exponential.
+
+    Raises:
+        ConfigurationError: If there is neither a function nor a manifold, or the options do not go
+            together.
+        ShapeError: If the manifold refuses one of `shapes`, or `X`.
+        OffManifoldError: If `X` is not on the manifold.
+
+    Example:
+        >>> from stiefel import geometry
+        >>> from stiefel.diagnostics import check_retraction
+        >>> check_retraction(geometry.cayley_retraction, order=3).ok
+        True
+        >>> wrong = check_retraction(lambda X, u: geometry.polar_retraction(X, 1.01 * u))
+        >>> [finding.name for finding in wrong.failures][:2]
+        ['derivative at zero is the identity', 'order of |R(tu) - x - tu|']
+    """
+    function, manifold, named = _resolve(retraction, manifold, X)
+    if order not in (2, 3):
+        raise ConfigurationError(f"expected order 2 or 3 (mathematics of retractions), got {order}")
+    found, refused = places(manifold, X, shapes, points=points, dtype=dtype, generator=generator)
+    ledger = Ledger(f"retraction {named}")
+    for reason in refused:
+        ledger.skip(reason)
+    for place in found:
+        _check(ledger, place, function, manifold, order)
+    return ledger.report()
+
+
+def _resolve(
+    retraction: Manifold | Retraction | None, manifold: Manifold | None, X: Tensor | None
+) -> tuple[Retraction, Manifold, str]:
+    if retraction is None or isinstance(retraction, Manifold) or not callable(retraction):
+        if retraction is not None and manifold is not None:
+            raise ConfigurationError(
+                f"expected a function R(X, u) and a manifold, got {type(retraction).__name__} and "
+                "a manifold: give one manifold to check its retr"
+            )
+        manifold = require_manifold(manifold if retraction is None else retraction)
+        return manifold.retr, manifold, f"retr of {name_of(manifold)}"
+    if isinstance(retraction, type):
+        require_manifold(retraction)
+    manifold = default_manifold(X) if manifold is None else require_manifold(manifold)
+    name = getattr(retraction, "__name__", type(retraction).__name__)
+    return retraction, manifold, f"{name} on {name_of(manifold)}"
+
+
+def _check(ledger: Ledger, place: Place, R: Retraction, manifold: Manifold, order: int) -> None:
+    x, where = place.x, place.where
+    if place.source == "proju":
+        ledger.skip("projx is missing or moves points: tangent vectors are those of proju")
+    u = place.tangent()
+    zero = ledger.call("R(x, 0)", R, x, torch.zeros_like(x))
+    if zero is None:
+        return
+    if plain(zero).shape != x.shape:
+        ledger.note(
+            "shape of R(x, u) is that of x", math.nan, "<=", 0.0,
+            f"R(x, u) has shape {tuple(plain(zero).shape)} where x has {tuple(x.shape)}.", where,
+        )  # fmt: skip
+        return
+    start = float(place.distance(zero, x))
+    ledger.note(
+        "R(x, 0) = x", start, "<=", ATOL,
+        "a retraction leaves the point alone where the vector is zero. An error of the size of x "
+        "often comes from a QR decomposition whose diagonal was not made positive: columns of x "
+        "change their sign.", where,
+    )  # fmt: skip
+    if not _note_landing(ledger, place, R, u):
+        return
+    note_derivative(ledger, place, R, u, "R", start)
+    _note_order(ledger, place, R, u, manifold, order, start)
+
+
+def _note_landing(ledger: Ledger, place: Place, R: Retraction, u: Tensor) -> bool:
+    for t in (0.1, 0.5):
+        y = ledger.call("R(x, u)", R, place.x, t * u)
+        if y is None:
+            return False
+        ledger.note(
+            "R(x, u) is on the manifold", place.off_manifold(plain(y)), "<=", ATOL,
+            "the map leaves the manifold: finish it with manifold.projx or an exact factor.",
+            place.where,
+        )  # fmt: skip
+    return True
+
+
+def note_derivative(
+    ledger: Ledger, place: Place, R: Retraction, u: Tensor, name: str, start: float = 0.0
+) -> bool:
+    """Notes |dR(0) u - u| and the slope of |R(tu) - x - tu|.
+
+    Returns:
+        Whether R starts along u.
+    """
+    x = place.x
+
+    def difference(t: float) -> Tensor:
+        return (plain(R(x, t * u)) - plain(R(x, -t * u))) / (2 * t)
+
+    # Central differences at t and 2t, extrapolated: an error of order t^4.
+    derivative = min(
+        float(place.distance((4 * difference(t) - difference(2 * t)) / 3, u))
+        for t in (2.0**-8, 2.0**-12, 2.0**-16)
+    )
+    ledger.note(
+        "derivative at zero is the identity" if name == "R" else f"{name} starts along u",
+        derivative, "<=", _DERIVATIVE,
+        f"{name} is no retraction: to first order it moves by another vector than u, so that "
+        f"|({name}(x, tu) - x)/t - u| / |u| tends to {derivative:.2g} and not to 0. Membership "
+        "tests cannot see it; a gradient step goes in the wrong direction, or too far. Look for a "
+        "missing factor, or (Cayley) a missing projector I - x x^H / 2.",
+        place.where,
+    )  # fmt: skip
+    errors = [float(place.distance(R(x, t * u), x + t * u)) for t in STEPS]
+    curve = f"|{name}(tu) - x - tu|"
+    meaning = (
+        f"|{name}(tu) - x - tu| falls like t to this power, and like t^2 for a retraction: at 1 "
+        "the first derivative is not u."
+    )
+    floor = _floor(place, start)
+    finding = order_finding(f"order of {curve}", STEPS, errors, floor, order=2, meaning=meaning)
+    ledger.add(finding, place.where)
+    ledger.curve(Curve(curve, STEPS, tuple(errors), 2), place.where)
+    return derivative <= _DERIVATIVE
+
+
+def _floor(place: Place, start: float) -> float:
+    """Rounding of one evaluation: a few eps |x|, or what R(x, 0) - x shows, at most 1e-9."""
+    return max(4 * _EPS * float(place.norm(place.x).max().clamp_min(1)), min(start, ATOL))
+
+
+def _note_order(
+    ledger: Ledger, place: Place, R: Retraction, u: Tensor, manifold: Any, order: int, start: float
+) -> None:
+    x = place.x
+    reference, curve = _reference(ledger, place, u, manifold)
+    if reference is None:
+        if order == 3:
+            ledger.note(
+                "order", math.nan, ">=", 2.9,
+                f"order 3 could not be measured: {curve}.", place.where,
+            )  # fmt: skip
+        else:
+            ledger.skip(f"order of the retraction: {curve}")
+        return
+    errors = [float(reference(t, plain(R(x, t * u)))) for t in STEPS]
+    meaning = (
+        f"{curve} falls like t to this power where order {order} was claimed: the curve of a "
+        "retraction of order 3 agrees with the geodesic to second order."
+    )
+    name = f"order of {curve}"
+    finding = order_finding(name, STEPS, errors, _floor(place, start), order=order, meaning=meaning)
+    ledger.add(finding, place.where)
+    ledger.curve(Curve(curve, STEPS, tuple(errors), order), place.where)
+
+
+def _reference(
+    ledger: Ledger, place: Place, u: Tensor, manifold: Any
+) -> tuple[Callable[[float, Tensor], Tensor] | None, str]:
+    """What the order is measured against and its name, or None and the reason."""
+    x = place.x
+    try:
+        first = plain(manifold.expmap(x, 1e-4 * u))
+    except NotImplementedError:
+        first = None
+    if first is not None:
+        t = 1e-4
+        slope = (first - plain(manifold.expmap(x, -t * u))) / (2 * t)
+        if float(place.distance(slope, u)) < 1e-6:
+            return (
+                lambda t, y: place.distance(y, plain(manifold.expmap(x, t * u))),
+                "|R(tu) - exp(tu)|",
+            )
+        ledger.skip("manifold.expmap does not start along u: it is no exponential")
+    v = place.tangent()
+    if float((place.inner(u, v) - place.dot(u, v)).abs().max()) > ATOL:
+        return None, "there is no exponential, and the metric is not that of the ambient space"
+    return (
+        lambda t, y: place.norm(place.project(y - x - t * u)).max(),
+        "tangential |R(tu) - x - tu|",
+    )
