@@ -4,9 +4,12 @@ from stiefel.diagnostics.checks.manifold import check_manifold
 from stiefel.diagnostics.checks.retraction import check_retraction
 from stiefel.diagnostics.checks.transport import check_transport
 from stiefel.diagnostics.feasibility import Feasibility, feasibility
+from stiefel.diagnostics.half_batches import NormEstimate, gradient_noise, squared_norm_estimate
 from stiefel.diagnostics.loggers import CSVLogger, DictLogger, TensorBoardLogger
 from stiefel.diagnostics.point_gradients import PointGradient, PointGradients, point_gradients
+from stiefel.diagnostics.rates import Judgement, RateFit, Verdict, fit_rate, judge
 from stiefel.diagnostics.report import Curve, Finding, Report
+from stiefel.diagnostics.side_conditions import SideConditions
 from stiefel.diagnostics.stationarity import Stationarity, measure, stationarity, total
 
 __all__ = [
@@ -15,17 +18,26 @@ __all__ = [
     "DictLogger",
     "Feasibility",
     "Finding",
+    "Judgement",
+    "NormEstimate",
     "PointGradient",
     "PointGradients",
+    "RateFit",
     "Report",
+    "SideConditions",
     "Stationarity",
     "TensorBoardLogger",
+    "Verdict",
     "check_manifold",
     "check_retraction",
     "check_transport",
     "feasibility",
+    "fit_rate",
+    "gradient_noise",
+    "judge",
     "measure",
     "point_gradients",
+    "squared_norm_estimate",
     "stationarity",
     "total",
 ]
