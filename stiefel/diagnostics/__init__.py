@@ -3,6 +3,7 @@
 from stiefel.diagnostics.checks.manifold import check_manifold
 from stiefel.diagnostics.checks.retraction import check_retraction
 from stiefel.diagnostics.checks.transport import check_transport
+from stiefel.diagnostics.differential import ChartDifferential, chart_differential
 from stiefel.diagnostics.feasibility import Feasibility, feasibility
 from stiefel.diagnostics.half_batches import NormEstimate, gradient_noise, squared_norm_estimate
 from stiefel.diagnostics.loggers import CSVLogger, DictLogger, TensorBoardLogger
@@ -14,6 +15,7 @@ from stiefel.diagnostics.stationarity import Stationarity, measure, stationarity
 
 __all__ = [
     "CSVLogger",
+    "ChartDifferential",
     "Curve",
     "DictLogger",
     "Feasibility",
@@ -31,6 +33,7 @@ __all__ = [
     "check_manifold",
     "check_retraction",
     "check_transport",
+    "chart_differential",
     "feasibility",
     "fit_rate",
     "gradient_noise",

@@ -1,0 +1,257 @@
+"""Whether a chart can move its weight in every direction: singular values of its differential."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import ConfigurationError
+from stiefel.geometry import skew
+from stiefel.manifolds import GeooptStiefel, Stiefel
+from stiefel.numerics import double_dtype, full_precision
+from stiefel.parameter import Constraint
+from stiefel.parametrizations import Parametrization
+
+__all__ = ["ChartDifferential", "chart_differential"]
+
+#: Singular values above this share of the largest one count for the rank.
+RANK_THRESHOLD = 1e-8
+
+#: Step of the central differences, times the size of the coordinates: eps^(1/3).
+_STEP = 6e-6
+
+
+@dataclass(frozen=True)
+class ChartDifferential:
+    """Singular values of the differential J of a chart, from its coordinates to the tangent space.
+
+    The gradient of the coordinates is J^T grad: it is at least `smallest` and at most `largest`
+    times as long as the Riemannian gradient in the Euclidean metric. Where `smallest` is zero,
+    a coordinate gradient of zero does not mean a stationary point. Coordinates are measured in the
+    Euclidean norm (complex ones by real and imaginary part), tangent vectors in the Euclidean
+    metric. Of a batch, the worst matrix.
+
+    Attributes:
+        smallest: The singular value number `dimension`, counted from the largest; 0 for fewer
+            coordinates than that. An upper bound of it where `exact` is False.
+        largest: The largest singular value. A lower bound of it where `exact` is False.
+        dimension: Dimension of the tangent space, n p - p (p + 1) / 2, complex 2 n p - p^2.
+        rank: How many singular values are above 1e-8 times the largest: in how many directions the
+            chart can move the weight. None where `exact` is False.
+        exact: Whether all singular values were computed, in float64.
+
+    Both are NaN where there is nothing to measure: for a weight that is not finite, and for a
+    single real number, +1 or -1, which has no tangent vectors.
+    """
+
+    smallest: float
+    largest: float
+    dimension: int
+    rank: int | None
+    exact: bool
+
+
+@full_precision()
+def chart_differential(
+    constraint: Constraint,
+    *,
+    exact_below: int = 600,
+    iterations: int = 60,
+    generator: torch.Generator | None = None,
+) -> ChartDifferential:
+    """Measures in how many directions, and how fast, a chart moves its weight where it is now.
+
+    Computed in float64 on a copy of the chart; the model is not touched. Up to a dimension of
+    `exact_below`, J^T is formed: a backward pass for each of an orthonormal basis of tangent
+    vectors. Beyond that, `iterations` steps of the Lanczos method on J J^T, one forward and one
+    backward pass each and two more forward passes: J^T is a backward pass, J a central difference
+    (the kernels have no second derivative). The values are then |J^T u| of two unit tangent
+    vectors u, so that they are bounds whatever the differences lose.
+
+    Args:
+        constraint: A constrained weight, from `stiefel.constraints`.
+        exact_below: Largest dimension of which all singular values are computed.
+        iterations: Steps of the estimate beyond it.
+        generator: Source of randomness of the estimate, on the device of the weight.
+
+    Returns:
+        The singular values; both are one for a point that is its own coordinates.
+
+    Raises:
+        ConfigurationError: If the estimate has less than two steps, or the weight is a point of
+            another manifold of geoopt.
+
+    Example:
+        >>> import torch, stiefel
+        >>> from stiefel.diagnostics import chart_differential
+        >>> layer = stiefel.orthogonal(torch.nn.Linear(5, 5), via="matrix_exp")
+        >>> (constraint,) = stiefel.constraints(layer)
+        >>> found = chart_differential(constraint)
+        >>> found.rank, found.dimension, found.exact
+        (10, 10, True)
+    """
+    if iterations < 2:
+        raise ConfigurationError(f"expected at least two iterations, got {iterations}")
+    if not isinstance(constraint.manifold, Stiefel | GeooptStiefel):
+        raise ConfigurationError(
+            f"{constraint.path}: expected a weight on the Stiefel manifold, got a point of "
+            f"{constraint.manifold}, which has no chart here: leave it out"
+        )
+    storage, (n, p) = constraint.storage, constraint.point.shape[-2:]
+    dimension = n * p - p * (p + 1) // 2
+    if constraint.point.is_complex():
+        dimension = 2 * n * p - p * p
+    if dimension == 0:  # one real number, +1 or -1
+        return ChartDifferential(math.nan, math.nan, 0, 0, True)
+    if constraint.is_riemannian or storage is None:
+        return ChartDifferential(1.0, 1.0, dimension, dimension, True)
+    if not bool(constraint.point.isfinite().all()):
+        return ChartDifferential(math.nan, math.nan, dimension, None, False)
+    lifted = _Lifted(storage.chart, storage.originals, dimension)
+    if dimension > exact_below:
+        smallest, largest = _extremes(lifted, iterations, generator)
+        return ChartDifferential(smallest, largest, dimension, None, False)
+    sigma = torch.linalg.svdvals(lifted.transposed())  # (batch, min(d, coordinates))
+    smallest = float(sigma[:, dimension - 1].min()) if sigma.shape[-1] >= dimension else 0.0
+    rank = int((sigma > RANK_THRESHOLD * sigma[:, :1]).sum(-1).min())
+    return ChartDifferential(smallest, float(sigma.max()), dimension, rank, True)
+
+
+class _Lifted:
+    """A chart at its coordinates v, copied to float64, over real numbers.
+
+    Coordinates are `(B, m)` and tangent vectors `(B, d)` in an orthonormal basis of the tangent
+    space at X: u = X A + N C, with N an orthonormal complement of X, A skew-Hermitian and C any
+    matrix, |u|^2 = |A|^2 + |C|^2.
+    """
+
+    def __init__(self, chart: Parametrization, originals: Sequence[Tensor], dimension: int) -> None:
+        self.chart = copy.deepcopy(chart)._apply(_to_double)
+        self.chart.weight_dtype = None
+        self.leaves = [
+            _to_double(leaf.detach().as_subclass(Tensor)).clone().requires_grad_()
+            for leaf in originals
+        ]
+        with torch.enable_grad():
+            self.graph = self.chart(*self.leaves)
+        self.X = self.graph.detach().reshape(-1, chart.n, chart.p)
+        self.N = torch.linalg.qr(self.X, mode="complete").Q[..., chart.p :]
+        self.batch, self.dimension = len(self.X), dimension
+        self.coordinates = sum(_real(leaf.detach(), self.batch).shape[-1] for leaf in self.leaves)
+
+    def tangent(self, c: Tensor) -> Tensor:
+        """u `(B, n, p)` of coordinates c `(B, d)` in the basis."""
+        p, (i, j) = self.X.shape[-1], self._pairs
+        A = self.X.new_zeros(self.batch, p, p)
+        if self.X.is_complex():
+            above, diagonal, rest = c.split([2 * len(i), p, self.dimension - p * p], dim=-1)
+            above, rest = _complex(above), _complex(rest)
+            A.diagonal(dim1=-2, dim2=-1).copy_(1j * diagonal)
+        else:
+            above, rest = c.split([len(i), self.dimension - len(i)], dim=-1)
+        A[:, i, j] = above / math.sqrt(2)
+        A[:, j, i] = -above.conj() / math.sqrt(2)
+        return self.X @ A + self.N @ rest.reshape(self.batch, -1, p)
+
+    def in_basis(self, u: Tensor) -> Tensor:
+        """Coordinates `(B, d)` of the tangent part of u `(B, n, p)`: the adjoint of `tangent`."""
+        A, (i, j) = skew(self.X.mH @ u), self._pairs
+        above, rest = A[:, i, j] * math.sqrt(2), (self.N.mH @ u).flatten(1)
+        if not self.X.is_complex():
+            return torch.cat([above, rest], dim=-1)
+        diagonal = A.diagonal(dim1=-2, dim2=-1).imag
+        parts = (_real(above, self.batch), diagonal, _real(rest, self.batch))
+        return torch.cat(parts, dim=-1)
+
+    @property
+    def _pairs(self) -> tuple[Tensor, Tensor]:
+        """Rows and columns above the diagonal."""
+        p = self.X.shape[-1]
+        i, j = torch.triu_indices(p, p, 1, device=self.X.device)
+        return i, j
+
+    def pull(self, c: Tensor) -> Tensor:
+        """J^T c `(B, m)`, by a backward pass."""
+        u = self.tangent(c).reshape(self.graph.shape)
+        found = torch.autograd.grad(
+            self.graph, self.leaves, u, retain_graph=True, materialize_grads=True
+        )
+        return torch.cat([_real(g, self.batch) for g in found], dim=-1)
+
+    @torch.no_grad()
+    def push(self, w: Tensor, step: float) -> Tensor:
+        """J w `(B, d)`, by a central difference over `step` in the coordinates."""
+        h = step / w.norm()
+        ahead, behind = (self._moved(sign * h * w) for sign in (1, -1))
+        return self.in_basis((ahead - behind) / (2 * h))
+
+    def _moved(self, w: Tensor) -> Tensor:
+        """The weight `(B, n, p)` of the coordinates v + w."""
+        moved, start = [], 0
+        for leaf in self.leaves:
+            flat = _real(leaf, self.batch)
+            flat = flat + w[:, start : start + flat.shape[-1]]
+            start += flat.shape[-1]
+            if leaf.is_complex():
+                flat = _complex(flat)
+            moved.append(flat.reshape(leaf.shape))
+        return self.chart(*moved).reshape(self.X.shape)
+
+    def transposed(self) -> Tensor:
+        """J^T as rows `(B, d, m)`: one for each tangent vector of the basis."""
+        eye = torch.eye(self.dimension, dtype=torch.float64, device=self.X.device)
+        return torch.stack([self.pull(c.expand(self.batch, -1)) for c in eye], dim=1)
+
+
+def _extremes(
+    lifted: _Lifted, iterations: int, generator: torch.Generator | None
+) -> tuple[float, float]:
+    """The smallest and largest |J^T c| over unit c in a Krylov space of J J^T.
+
+    The space is that of the Lanczos method, kept orthonormal; the values come from J^T on it, which
+    is exact.
+    """
+    size = (lifted.batch, lifted.dimension)
+    c = torch.randn(size, dtype=torch.float64, device=lifted.X.device, generator=generator)
+    c = c / c.norm()
+    basis, images, step = [], [], 0.0
+    for _ in range(min(iterations, c.numel())):
+        w = lifted.pull(c)
+        basis.append(c.flatten())
+        images.append(w.flatten())
+        size_of_w = float(w.norm())
+        if size_of_w == 0:
+            break
+        step = step or _STEP / size_of_w  # moves the weight by about _STEP, whatever the scale of v
+        c = lifted.push(w, step)
+        Q = torch.stack(basis)
+        before = float(c.norm())
+        for _ in range(2):  # once is not enough to be orthogonal to rounding
+            c = c - ((c.flatten() @ Q.mT) @ Q).view_as(c)
+        if float(c.norm()) < 1e-8 * before:  # the space is invariant
+            break
+        c = c / c.norm()
+    sigma = torch.linalg.svdvals(torch.stack(images))
+    enough = lifted.coordinates >= lifted.dimension
+    return (float(sigma[-1]) if enough else 0.0), float(sigma[0])
+
+
+def _to_double(A: Tensor) -> Tensor:
+    """The tensor in float64 or complex128; integers as they are."""
+    return A.to(double_dtype(A.dtype)) if A.is_floating_point() or A.is_complex() else A
+
+
+def _real(A: Tensor, batch: int) -> Tensor:
+    """Real numbers `(B, m)` of a tensor `(*batch, ...)`."""
+    A = torch.view_as_real(A.resolve_conj()) if A.is_complex() else A
+    return A.reshape(batch, -1)
+
+
+def _complex(A: Tensor) -> Tensor:
+    """Complex numbers `(B, k)` of real ones `(B, 2 k)`, as `_real` lays them out."""
+    return torch.complex(A[:, ::2], A[:, 1::2])
