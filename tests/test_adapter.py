@@ -169,3 +169,31 @@ def test_generators_settle_the_start():
         for _ in range(2)
     )
     assert torch.equal(vectors(first), vectors(second))
+
+
+def test_a_weight_made_of_other_tensors_is_not_merged_into(device):
+    """W Q written into a weight that is made anew at every read would be lost in silence."""
+    x = torch.randn(5, 8, device=device)
+    made = [
+        stiefel.orthogonal(nn.Linear(8, 8, device=device), init="haar"),
+        nn.utils.parametrizations.weight_norm(nn.Linear(8, 3, device=device)),
+    ]
+    for linear in made:
+        adapter = disturb(HouseholderAdapter(linear, 4)).eval()
+        expected = adapter(x)
+        with pytest.raises(ConfigurationError, match="remove_parametrizations"):
+            adapter.merge()
+        assert not adapter.merged
+        assert torch.equal(adapter(x), expected)
+        linear.requires_grad_(True)  # a frozen one would become no parameter
+        nn.utils.parametrize.remove_parametrizations(linear, "weight")
+        assert (adapter.merge()(x) - expected).abs().max() < 1e-5
+
+
+def test_a_hundred_merges_leave_no_trace(device):
+    adapter = disturb(adapted(torch.float32, device=device))
+    before = adapter.linear.weight.clone()
+    merged = adapter.merge().linear.weight.clone()
+    for _ in range(100):
+        assert torch.equal(adapter.unmerge().linear.weight, before)
+        assert torch.equal(adapter.merge().linear.weight, merged)

@@ -142,8 +142,20 @@ class HouseholderAdapter(nn.Module):
 
         Returns:
             The adapter.
+
+        Raises:
+            ConfigurationError: If the layer makes its weight of other tensors (a parametrization),
+                so that there is none to write into.
         """
         if not self.merged:
+            if self.linear._parameters.get("weight") is None:
+                raise ConfigurationError(
+                    "expected a layer that holds its weight, got one that makes it of other "
+                    "tensors, into which W Q cannot be written: use the adapter unmerged, or "
+                    "make the weight a plain parameter before the adapter freezes it, by "
+                    "stiefel.release(layer) or "
+                    "torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')"
+                )
             W = self.linear.weight
             self._kept = W.detach().clone()
             W.copy_(self._product(W, inverse=False))
