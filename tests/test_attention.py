@@ -120,3 +120,9 @@ def test_the_loss_counts_every_real_token_once():
     wanted = sum(-logits[t, b].log_softmax(0)[tokens[t, b]] for t, b in real) / len(real)
     assert (masked_cross_entropy(logits, tokens, lengths) - wanted).abs() < 1e-14
     assert masked_cross_entropy(logits, tokens, torch.zeros(3, dtype=torch.int64)) == 0
+
+
+def test_the_loss_takes_tokens_of_any_integer_dtype_and_lengths_as_a_list():
+    logits, tokens = torch.randn(3, 2, 4), torch.randint(4, (3, 2))
+    expected = masked_cross_entropy(logits, tokens, torch.tensor([3, 1]))
+    assert torch.equal(masked_cross_entropy(logits, tokens.int(), [3, 1]), expected)

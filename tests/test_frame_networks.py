@@ -225,3 +225,14 @@ def test_errors_teach() -> None:
         rnn(pack_padded_sequence(x, [3, 2]), lengths=[3, 2])
     with pytest.raises(errors.DtypeError, match="expected input of torch"):
         rnn(x.double())
+
+
+def test_lengths_and_states_of_any_kind(make: Any) -> None:
+    network, x = make(), frames(260, 2, 2, 5, 4)
+    expected, _ = network(x, lengths=[200, 17])
+    output, _ = network(x, lengths=torch.tensor([200, 17], dtype=torch.uint8))
+    assert torch.equal(output, expected)
+    assert network(x[:, :0], lengths=[])[0].shape == (260, 0, 3, 5, 4)
+    for state in ("zeros", 3, (1, 2)[: len(network.state_names)]):
+        with pytest.raises(errors.ShapeError, match="pass on what the last call gave"):
+            network(x, state)

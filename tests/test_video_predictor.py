@@ -234,6 +234,8 @@ def test_errors_teach() -> None:
         small(cell=lambda a, b, **_: ConvNERU(a, b, dtype=torch.float64), dtype=torch.float32)(
             video().float()
         )
+    with pytest.raises(errors.DtypeError, match=r"frames of torch\.float64"):
+        model(video().float())
     with pytest.raises(errors.UnknownNameError, match="convlstm, convneru"):
         VideoPredictor(cell="gru")
     for widths in ((), (3, 0), (2.5,)):

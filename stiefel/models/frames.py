@@ -10,32 +10,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
+from stiefel.models.masks import checked_lengths
 
-__all__ = ["FrameRNN", "FrameState", "as_lengths", "within_lengths"]
+__all__ = ["FrameRNN", "FrameState", "within_lengths"]
 
 #: The state of a network: one tensor `(layers, B, f, H, W)`, or one for each of `state_names`.
 FrameState = Tensor | tuple[Tensor, ...]
-
-
-def as_lengths(lengths: Tensor | Sequence[int], steps: int, batch: int) -> Tensor:
-    """Lengths of a padded batch as an int64 tensor `(B,)`; values are checked on the CPU.
-
-    Raises:
-        ShapeError: If there is not one integer from 1 to `steps` for each sequence.
-    """
-    tensor = torch.as_tensor(lengths)
-    if tensor.shape != (batch,) or tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
-        raise ShapeError(
-            f"expected one integer length for each of {batch} sequences, got shape "
-            f"{tuple(tensor.shape)} of {tensor.dtype}"
-        )
-    checkable = tensor.device.type == "cpu" and not torch.compiler.is_compiling()
-    if checkable and batch and not bool(((tensor >= 1) & (tensor <= steps)).all()):
-        raise ShapeError(
-            f"expected lengths from 1 to T = {steps}, got {tensor.tolist()[:8]}: a sequence "
-            "cannot be longer than the padded input nor empty"
-        )
-    return tensor.to(torch.int64)
 
 
 def within_lengths(lengths: Tensor, x: Tensor) -> Tensor:
@@ -146,7 +126,7 @@ class FrameRNN(nn.Module):
         """All layers over `(T, B, C, H, W)`; the states come and go part by part."""
         within = None
         if lengths is not None:
-            within = within_lengths(as_lengths(lengths, *x.shape[:2]), x)
+            within = within_lengths(checked_lengths(lengths, *x.shape[:2]), x)
             x = x.masked_fill(~within, 0)
         ends: list[tuple[Tensor, ...]] = []
         for index, layer in enumerate(self.layers):
@@ -192,11 +172,13 @@ class FrameRNN(nn.Module):
             if learned[0] is None:
                 return None
             return [h[:, None, :, None, None].expand(-1, batch, -1, *size) for h in learned]
-        parts = (state,) if isinstance(state, Tensor) else tuple(state)
-        if len(parts) != len(self.state_names):
+        given: Any = (state,) if isinstance(state, Tensor) else state
+        parts = tuple(given) if isinstance(given, tuple | list) else ()
+        if len(parts) != len(self.state_names) or not all(isinstance(p, Tensor) for p in parts):
+            kinds = [type(part).__name__ for part in parts] or type(given).__name__
             raise ShapeError(
                 f"expected a state of {len(self.state_names)} tensors, {self.state_names}, got "
-                f"{len(parts)}: pass on what the last call gave as its second result"
+                f"{kinds}: pass on what the last call gave as its second result"
             )
         wanted = (self.num_layers, *([batch] if batched else []), self.hidden_channels, *size)
         for part in parts:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from stiefel.errors import ConfigurationError
 from stiefel.models.base import RecurrentNetwork
-from stiefel.models.rollout import as_lengths
+from stiefel.models.masks import checked_lengths
 from stiefel.models.step import LayerStep, Parts
 
 __all__ = ["GRU", "LSTM"]
@@ -94,7 +94,7 @@ class _Gated(RecurrentNetwork):
         if lengths is None or x.shape[1] == 0:
             output, last = self.network(x, first)
         else:
-            steps = as_lengths(lengths, x).cpu()
+            steps = checked_lengths(lengths, *x.shape[:2]).cpu()  # where torch wants them
             packed = pack_padded_sequence(x, steps, enforce_sorted=False)
             output, last = self.network(packed, first)
             output, _ = pad_packed_sequence(output, total_length=len(x))

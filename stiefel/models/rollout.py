@@ -23,6 +23,7 @@ from stiefel.geometry.kernel import first_derivative, kernel_op
 from stiefel.models._twin import Factors, from_twin, real_twin
 from stiefel.models._walk import Problem, walk_backward, walk_forward
 from stiefel.models.activations import MODULUS, NONLINEARITIES, check_complex
+from stiefel.models.masks import checked_lengths
 from stiefel.numerics import compute_dtype, real_dtype
 from stiefel.operators import CompactWY, Operator
 
@@ -243,20 +244,7 @@ def _check(
 
 def as_lengths(lengths: Tensor | Sequence[int], x: Tensor) -> Tensor:
     """Lengths as an int64 tensor `(B,)` on the device of x; values are checked on the CPU."""
-    length, batch = x.shape[:2]
-    tensor = torch.as_tensor(lengths)
-    if tensor.shape != (batch,) or tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
-        raise ShapeError(
-            f"expected one integer length for each of {batch} sequences, got shape "
-            f"{tuple(tensor.shape)} of {tensor.dtype}"
-        )
-    checkable = tensor.device.type == "cpu" and not torch.compiler.is_compiling()
-    if checkable and batch and not bool(((tensor >= 1) & (tensor <= length)).all()):
-        raise ShapeError(
-            f"expected lengths from 1 to T = {length}, got {tensor.tolist()[:8]}: a sequence "
-            "cannot be longer than the padded input nor empty"
-        )
-    return tensor.to(device=x.device, dtype=torch.int64)
+    return checked_lengths(lengths, *x.shape[:2]).to(x.device)
 
 
 def as_factors(recurrent: Tensor | Operator, dtype: torch.dtype) -> Factors:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefel.errors import ConfigurationError, ShapeError, unknown
+from stiefel.errors import ConfigurationError, DtypeError, ShapeError, unknown
 from stiefel.models.conv_lstm import ConvLSTM
 from stiefel.models.conv_neru import ConvNERU
-from stiefel.models.frames import FrameState, as_lengths, within_lengths
+from stiefel.models.frames import FrameState, within_lengths
+from stiefel.models.masks import checked_lengths
 
 __all__ = ["FRAME_CELLS", "VideoPredictor"]
 
@@ -167,6 +168,7 @@ class VideoPredictor(nn.Module):
 
         Raises:
             ShapeError: If a shape is wrong, T = 0, or a length is out of range.
+            DtypeError: If the dtype of `x` is not that of the parameters.
         """
         return self.predict(x, None, lengths)[0]
 
@@ -193,7 +195,7 @@ class VideoPredictor(nn.Module):
             x = x.transpose(0, 1)
         within = None
         if lengths is not None:
-            lengths = as_lengths(lengths, *x.shape[:2])
+            lengths = checked_lengths(lengths, *x.shape[:2])
             within = within_lengths(lengths, x)
             x = x.masked_fill(~within, 0)
         prediction, ends = self._run(x, state, lengths)
@@ -245,6 +247,12 @@ class VideoPredictor(nn.Module):
             raise ShapeError(
                 f"expected frames of shape {layout} or unbatched (T, C, H, W) with C = "
                 f"{self.in_channels} channels, got {tuple(x.shape)}"
+            )
+        weight = self.encoder[0].get_parameter("convolution.weight")
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise DtypeError(
+                f"expected frames of {weight.dtype}, as the parameters, got {x.dtype}: use "
+                f"x.to({weight.dtype})"
             )
         batched = x.ndim == 5
         if x.shape[1 if batched and self.batch_first else 0] == 0:
