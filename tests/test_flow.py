@@ -281,3 +281,15 @@ def test_a_model_without_recurrences_teaches():
         gradient_flow(torch.nn.LSTM(2, 3)),
     ):
         pass
+
+
+def test_a_tied_layer_is_recorded_once_and_left_as_it_was():
+    rnn, x = FRAME_NETWORKS["neru-cwy"](in_channels=3, num_layers=2), frames(4, 2, 3, 5, 4)
+    rnn.layers[1] = rnn.layers[0]
+    expected, _ = rnn(x)
+    with gradient_flow(rnn) as flow:
+        output, _ = rnn(x)
+    assert torch.equal(output, expected)
+    assert torch.equal(rnn(x)[0], expected)
+    assert len(flow) == 2
+    assert (flow[1].states - output.flatten(2).norm(dim=2)).abs().max() < 1e-12

@@ -21,7 +21,7 @@ def parts(state):
 
 def random_state(rnn, batch):
     shape = (rnn.num_layers, batch, rnn.hidden_size)
-    drawn = [torch.randn(shape, dtype=torch.float64) for _ in rnn.state_names]
+    drawn = [torch.randn(shape, dtype=rnn._like.dtype) for _ in rnn.state_names]
     return drawn[0] if len(drawn) == 1 else tuple(drawn)
 
 
@@ -56,7 +56,7 @@ def compared(rnn, x, state=None):
         leaf.requires_grad_()
     results = []
     for output, last in (rnn(x, state), by_steps(rnn, x, state)):
-        loss = output.square().sum() + sum(part.sin().sum() for part in parts(last))
+        loss = output.abs().square().sum() + sum(part.sin().real.sum() for part in parts(last))
         slopes = along(leaves, torch.autograd.grad(loss, leaves, allow_unused=True))
         results.append(([output, *parts(last)], slopes))
     (values, slopes), (others, gradients) = results

@@ -219,3 +219,25 @@ def test_errors_teach() -> None:
         ASRNN(3, 8, dtype=torch.complex64)
     with pytest.raises(errors.DtypeError, match="int64"):
         OrthogonalRNN(3, 8, dtype=torch.int64)
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+@pytest.mark.parametrize("via", ["cwy", "urnn", "rgd-c-c"])
+def test_conversions_keep_real_tensors_real_and_one_precision(via: str) -> None:
+    model = SequenceModel(unitary(3, 8, 2, via=via, learnable_h0=True, dtype=torch.complex64), 2)
+    x = torch.randn(5, 2, 3)
+    expected = model(x)
+    assert {p.dtype for p in model.double().parameters()} == {torch.float64, torch.complex128}
+    assert (model(x.double()) - expected).abs().max() < 1e-5
+    assert {p.dtype for p in model.float().parameters()} == {torch.float32, torch.complex64}
+    assert (model(x) - expected).abs().max() < 1e-5
+    rnn = unitary(3, 8, via=via, dtype=torch.complex64)
+    assert {p.dtype for p in rnn.to(torch.complex128).parameters()} <= {
+        torch.float64,
+        torch.complex128,
+    }
+    assert rnn(x.double())[0].dtype == torch.complex128
+    with pytest.raises(errors.DtypeError, match="keep it complex"):
+        rnn.to(torch.float64)
+    model.share_memory()

@@ -94,6 +94,13 @@ def activate(name: str, z: Tensor, beta: Tensor | None = None) -> Tensor:
     raise unknown("nonlinearity", name, NONLINEARITIES)
 
 
+def drop_units(x: Tensor, probability: float, training: bool) -> Tensor:
+    """`torch.nn.functional.dropout`, of whole complex numbers too, which torch does not have."""
+    if not x.is_complex():
+        return nn.functional.dropout(x, probability, training)
+    return x * nn.functional.dropout(torch.ones_like(x.real), probability, training)
+
+
 class Kernel:
     """In-place kernel of one nonlinearity, over chunks of `(steps, B, H)`; here the identity.
 

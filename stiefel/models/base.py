@@ -11,6 +11,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
 from stiefel.geometry import product
+from stiefel.models._twin import one_precision
+from stiefel.models.activations import drop_units
+from stiefel.models.rollout import as_lengths
 from stiefel.models.step import LayerStep, Stepper
 from stiefel.numerics import real_dtype
 
@@ -99,6 +102,11 @@ class RecurrentNetwork(nn.Module):
             "complex states"
         )
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RecurrentNetwork:
+        """A conversion; the two kinds of tensors of a complex network keep one precision."""
+        mixed = self.takes_complex and self._like.is_complex()
+        return super()._apply(one_precision(fn) if mixed else fn, recurse)
+
     def _make_layers(self, layer: Callable[[int], nn.Module]) -> None:
         self.layers = nn.ModuleList(
             layer(
@@ -185,7 +193,7 @@ class RecurrentNetwork(nn.Module):
             linear map of the output, or None.
         """
         if lengths is not None:
-            lengths = torch.as_tensor(lengths)
+            lengths = as_lengths(lengths, x)
         starts = [None] * len(self.layers) if states[0] is None else states[0].unbind(0)
         ends: list[Tensor] = []
         decoder = None
@@ -204,7 +212,7 @@ class RecurrentNetwork(nn.Module):
                 ends.append(end)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
             if self.dropout and layer < self.num_layers - 1:
-                x = nn.functional.dropout(x, self.dropout, self.training)
+                x = drop_units(x, self.dropout, self.training)
         return x, [torch.stack(ends)], decoder
 
     def stepper(self) -> Stepper:
@@ -270,20 +278,22 @@ class RecurrentNetwork(nn.Module):
         if given is None:
             learned = [getattr(self, name) for name in self.state_names]
             return [h if h is None else h.unsqueeze(1).expand(-1, batch, -1) for h in learned]
-        parts = (given,) if len(self.state_names) == 1 else given
-        if not isinstance(parts, tuple | list) or len(parts) != len(self.state_names):
+        names = self.state_names
+        parts = (given,) if len(names) == 1 else given
+        if not isinstance(parts, tuple | list) or len(parts) != len(names):
             raise ShapeError(
-                f"expected the state ({', '.join(self.state_names)}), a tuple of "
-                f"{len(self.state_names)} tensors, got {type(given).__name__}"
+                f"expected the state ({', '.join(names)}), a tuple of {len(names)} tensors, got "
+                f"{type(given).__name__}"
             )
         wanted = (count, batch, self.hidden_size) if batched else (count, self.hidden_size)
         states: list[Tensor | None] = []
-        for name, part in zip(self.state_names, parts, strict=True):
-            if tuple(part.shape) != wanted:
-                names = "(layers * directions, B, H)" if batched else "(layers * directions, H)"
+        for name, part in zip(names, parts, strict=True):
+            if not isinstance(part, Tensor) or tuple(part.shape) != wanted:
+                sizes = "(layers * directions, B, H)" if batched else "(layers * directions, H)"
+                came = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
                 raise ShapeError(
-                    f"expected {name} of shape {wanted}, {names}, got {tuple(part.shape)}; the "
-                    f"batch is second in {name} with batch_first too"
+                    f"expected {name} of shape {wanted}, {sizes}, got {came}; the batch is second "
+                    f"in {name} with batch_first too"
                 )
             part = self._to_dtype(part, name)
             states.append(part if batched else part.unsqueeze(1))

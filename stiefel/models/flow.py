@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError
+from stiefel.models.activations import drop_units
 from stiefel.models.base import RecurrentNetwork
 from stiefel.models.frames import FrameRNN
 from stiefel.models.masks import within
@@ -139,7 +140,8 @@ def _changes(
             yield module, "stepper", _Walk(module, recorder).stepper
         elif isinstance(module, FrameRNN):
             recorder = _Recorder(flows, name, module.state_names)
-            for index, layer in enumerate(module.layers):
+            layers = {layer: index for index, layer in reversed(list(enumerate(module.layers)))}
+            for layer, index in layers.items():  # a tied one once, as its first
                 yield layer, "forward", _frames(layer.forward, index, recorder)
 
 
@@ -210,7 +212,7 @@ class _Walk:
                 ends.append(end)
             x = torch.cat(outputs, dim=-1)
             if network.dropout and layer < network.num_layers - 1:
-                x = nn.functional.dropout(x, network.dropout, network.training)
+                x = drop_units(x, network.dropout, network.training)
         return x, [torch.stack(part) for part in zip(*ends, strict=True)], None
 
     def _layer(

@@ -28,8 +28,9 @@ class OrthogonalRNN(RecurrentNetwork):
     any other complex chart as well): states, kernel and Q are complex, inputs real or complex,
     modReLU acts on the modulus with a real bias, ``sigma(z) = z / |z| relu(|z| + beta)``, and the
     only other nonlinearity is the identity. The real twin of twice the size
-    (`stiefel.geometry.realify`) takes the same steps. `SequenceModel` reads [Re h, Im h] out. Build
-    it in the dtype that it is to have: torch's ``.to(torch.complex128)`` makes real biases complex.
+    (`stiefel.geometry.realify`) takes the same steps. `SequenceModel` reads [Re h, Im h] out, with
+    a real head: ``.double()`` and ``.float()`` change the precision of both and keep the network
+    complex.
 
     Layer l and direction d are ``rnn.layers[l * directions + d]``, each a `RecurrentLayer`; its
     recurrent weight is ``rnn.layers[i].recurrent.weight`` `(hidden_size, hidden_size)`.

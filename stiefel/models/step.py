@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stiefel.errors import ConfigurationError, ShapeError
 from stiefel.geometry import product
-from stiefel.models.activations import activate
+from stiefel.models.activations import activate, drop_units
 from stiefel.models.rollout import as_factors
 from stiefel.numerics import compute_dtype, real_dtype
 from stiefel.operators import Operator
@@ -152,5 +152,5 @@ class Stepper:
             after.append(parts if self.watch is None else self.watch(index, parts))
             x = after[-1][0]
             if rnn.dropout and index < len(self.steps) - 1:
-                x = nn.functional.dropout(x, rnn.dropout, rnn.training)
+                x = drop_units(x, rnn.dropout, rnn.training)
         return x, rnn._state([torch.stack(part) for part in zip(*after, strict=True)])

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch.func import functional_call
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import stiefel
@@ -47,15 +48,21 @@ def disturbed(rnn):
     return rnn
 
 
-def random_state(rnn, batch, like):
+def random_state(network, rnn, batch, device):
     shape = (rnn.num_layers * rnn.directions, batch, rnn.hidden_size)
-    return joined(like.new_empty(shape).normal_() for _ in rnn.state_names)
+    options = {"dtype": network.dtype, "device": device}
+    return joined(torch.randn(shape, **options) for _ in rnn.state_names)
+
+
+def cost(output, last):
+    """A real number that every state has its part in."""
+    return output.abs().square().sum() + sum(part.real.sum() for part in parts(last))
 
 
 def test_ragged_lengths_equal_each_sequence_by_itself(network, device):
     rnn = disturbed(network.make("cwy", num_layers=2, bidirectional=True).to(device))
     x = torch.randn(6, 3, 3, dtype=torch.float64, device=device)
-    state = random_state(rnn, 3, x)
+    state = random_state(network, rnn, 3, device)
     output, last = rnn(x, state, lengths=LENGTHS)
     padded = x.clone()
     for i, steps in enumerate(LENGTHS):
@@ -75,12 +82,8 @@ def test_ragged_lengths_equal_each_sequence_by_itself(network, device):
 def test_gradients_of_ragged_lengths(network):
     rnn = disturbed(network.make("cwy"))
     x = torch.randn(6, 3, 3, dtype=torch.float64)
-    output, last = rnn(x, lengths=LENGTHS)
-    loss = output.square().sum() + sum(part.sum() for part in parts(last))
-    alone = []
-    for i, steps in enumerate(LENGTHS):
-        one, end = rnn(x[:steps, i : i + 1])
-        alone.append(one.square().sum() + sum(part.sum() for part in parts(end)))
+    loss = cost(*rnn(x, lengths=LENGTHS))
+    alone = [cost(*rnn(x[:steps, i : i + 1])) for i, steps in enumerate(LENGTHS)]
     leaves = list(rnn.parameters())
     slopes = torch.autograd.grad(loss, leaves)
     wanted = torch.autograd.grad(torch.stack(alone).sum(), leaves)
@@ -127,7 +130,7 @@ def test_a_learned_first_state(network):
     given = joined(part.detach().unsqueeze(1).repeat(1, 3, 1) for part in learned)
     output, last = rnn(x)
     alike((output, last), rnn(x, given))
-    (output.square().sum() + sum(part.square().sum() for part in parts(last))).backward()
+    cost(output, last).backward()
     assert all((part.grad != 0).any(dim=1).all() for part in learned)
     packed = pack_padded_sequence(x, [2, 5, 3], enforce_sorted=False)
     assert rnn(packed)[0].data.shape == (10, 16)
@@ -148,7 +151,8 @@ def test_copies_checkpoints_meta_and_dtypes(network, device):
     other.load_state_dict(rnn.state_dict())
     alike(other(x), expected)
     alike(rnn.float()(x.float()), expected, 1e-4)
-    assert rnn(x.float())[0].dtype == torch.float32
+    assert rnn(x.float())[0].real.dtype == torch.float32
+    assert rnn.double()(x)[0].dtype == network.dtype
 
 
 def test_every_layer_and_direction_has_its_constraints(network):
@@ -158,17 +162,18 @@ def test_every_layer_and_direction_has_its_constraints(network):
 
 def test_counts_are_the_real_number_and_that_of_the_paper(network):
     for options in ({}, {"num_layers": 2, "bidirectional": True, "learnable_h0": True}):
-        for via in ("cwy", "exprnn", "givens", "rgd-c-c"):
+        for via in network.vias:
             rnn = network.make(via, **options)
-            held = sum(parameter.numel() for parameter in rnn.parameters())
-            assert rnn.expected_parameters() == held
+            held = [torch.view_as_real(p) if p.is_complex() else p for p in rnn.parameters()]
+            assert rnn.expected_parameters() == sum(parameter.numel() for parameter in held)
             if not network.constraints:
                 break
     for K, N in [(3, 8), (2, 5)]:
         rnn = network.make("cwy", K, N)
         assert rnn.expected_parameters(effective=True) == network.published(K, N)
         model = SequenceModel(rnn, 4)
-        assert model.expected_parameters(effective=True) == network.published(K, N) + 4 * N + 4
+        head = 4 * N * (2 if network.complex else 1) + 4
+        assert model.expected_parameters(effective=True) == network.published(K, N) + head
 
 
 def test_training_lowers_the_loss(network):
@@ -192,7 +197,11 @@ def test_autocast_and_16_bits(network, device):
     with torch.autocast(device.type, dtype=torch.bfloat16):
         output, _ = rnn(x.bfloat16())
     bound = 1e-5 if network.constraints else 0.1
-    assert (output.float() - rnn(x.bfloat16().float())[0]).abs().max() < bound
+    assert (output - rnn(x.bfloat16().float())[0]).abs().max() < bound
+    if network.complex:
+        with pytest.raises(errors.DtypeError, match="no complex numbers of that precision"):
+            rnn.bfloat16()
+        return
     half, _ = rnn.bfloat16()(x.bfloat16())
     assert half.dtype == torch.bfloat16
     assert (half.float() - expected).abs().max() < 0.3
@@ -208,8 +217,8 @@ def test_compile(network):
     compiled = torch.compile(rnn, backend="aot_eager")
     alike(compiled(x), expected)
     leaves = list(rnn.parameters())
-    slopes = torch.autograd.grad(compiled(x)[0].square().sum(), leaves)
-    for a, b in zip(slopes, torch.autograd.grad(expected[0].square().sum(), leaves), strict=True):
+    slopes = torch.autograd.grad(cost(*compiled(x)), leaves)
+    for a, b in zip(slopes, torch.autograd.grad(cost(*expected), leaves), strict=True):
         assert (a - b).abs().max() < 1e-10
 
 
@@ -230,5 +239,63 @@ def test_errors_teach(network):
         rnn(pack_padded_sequence(x, [5, 5, 5, 1]), lengths=[5, 5, 5, 1])
     with pytest.raises(errors.ShapeError, match=r"h0 of shape \(2, 4, 8\)|the state \(h0, c0\)"):
         rnn(x, torch.zeros(4, 8, dtype=torch.float64))
+    with pytest.raises(errors.ShapeError, match=r"got (str|int)"):
+        rnn(x, "zeros" if len(rnn.state_names) == 1 else (0, 0))
     with pytest.raises(errors.ConfigurationError, match="hidden_size"):
         network.make("cwy", 3, 0)
+
+
+def test_lengths_of_any_integer_dtype(network):
+    rnn, x = network.make("cwy"), torch.randn(300, 2, 3, dtype=torch.float64)
+    expected = rnn(x, lengths=[200, 17])
+    for dtype in (torch.uint8, torch.int32):
+        alike(rnn(x, lengths=torch.tensor([200, 17], dtype=dtype)), expected, 1e-15)
+    output, last = rnn(x[:, :0], lengths=[])
+    assert output.shape == (300, 0, 8)
+    assert all(part.shape == (1, 0, 8) for part in parts(last))
+
+
+def test_functional_call_gradients_and_maps(network):
+    """`torch.func`: gradients by function, for each sequence, and of an ensemble of networks."""
+    rnn = disturbed(network.make("cwy", num_layers=2))
+    x = torch.randn(5, 3, 3, dtype=torch.float64)
+    names, leaves = zip(*rnn.named_parameters(), strict=True)
+    values = {name: leaf.detach() for name, leaf in zip(names, leaves, strict=True)}
+
+    def loss(values, x):
+        return cost(*functional_call(rnn, values, (x,)))
+
+    slopes = torch.func.grad(loss)(values, x)
+    wanted = torch.autograd.grad(cost(*rnn(x)), leaves)
+    for name, slope in zip(names, wanted, strict=True):
+        assert (slopes[name] - slope).abs().max() < 1e-10 * max(1.0, slope.abs().max().item())
+    if not network.maps:
+        return
+    sequences = x.transpose(0, 1).unsqueeze(2)  # each a batch of one
+    own = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(values, sequences)
+    ensemble = {name: torch.stack([value, 0.9 * value]) for name, value in values.items()}
+    both = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(ensemble, x)
+    other = torch.func.grad(loss)({name: 0.9 * value for name, value in values.items()}, x)
+    for name, slope in slopes.items():
+        bound = 1e-10 * max(1.0, slope.abs().max().item())
+        assert (own[name].sum(0) - slope).abs().max() < bound
+        assert (both[name][0] - slope).abs().max() < bound
+        assert (both[name][1] - other[name]).abs().max() < bound
+
+
+def test_dropout_takes_whole_units_between_layers(network):
+    rnn = network.make("cwy", num_layers=2, dropout=0.5)
+    x = torch.randn(40, 4, 3, dtype=torch.float64)
+    seen = []
+    if network.maps:  # the gates of torch drop inside
+        rnn.layers[1].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    output, _ = rnn(x)
+    assert not torch.equal(output, rnn(x)[0])
+    rnn.eval()
+    kept = rnn(x)[0]
+    assert torch.equal(kept, rnn(x)[0])
+    if seen:
+        dropped, whole = seen[0], seen[-1]
+        gone = dropped == 0
+        assert 0.3 < gone.double().mean() - (whole == 0).double().mean() / 2 < 0.7
+        assert (dropped - 2 * whole)[~gone].abs().max() < 1e-12

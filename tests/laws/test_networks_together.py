@@ -10,16 +10,12 @@ import torch
 from torch import nn
 
 import stiefel
-from stiefel.models import OrthogonalRNN, SequenceModel
 from tests.registry import NETWORKS
 
-NAMES = ["orthogonal-rnn-modrelu", "asrnn", "asrnn-free", "nnrnn", "irnn", "lstm", "gru", "unitary"]
-
-
-def make(name: str) -> nn.Module:
-    if name != "unitary":
-        return NETWORKS[name].model("cwy")
-    return SequenceModel(OrthogonalRNN(3, 8, via="cwy", dtype=torch.complex128), 2)
+NAMES = [
+    *("orthogonal-rnn-modrelu", "asrnn", "asrnn-free", "nnrnn"),
+    *("irnn", "lstm", "gru", "unitary", "urnn"),
+]
 
 
 def train_together(rank: int, path: str, queue: Any) -> None:
@@ -31,7 +27,7 @@ def train_together(rank: int, path: str, queue: Any) -> None:
     agree = {}
     for name in NAMES:
         torch.manual_seed(0)
-        model = nn.parallel.DistributedDataParallel(make(name))
+        model = nn.parallel.DistributedDataParallel(NETWORKS[name].model("cwy"))
         before = [parameter.detach().clone() for parameter in model.parameters()]
         torch.manual_seed(rank + 1)
         optimizer = stiefel.optim.build(model, lr=1e-2, lr_orthogonal=1e-2)

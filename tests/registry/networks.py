@@ -18,12 +18,25 @@ class NetworkCase:
     """A recurrent network of 3 inputs and 8 hidden units.
 
     ``make(via, **options)``: in float64 unless told otherwise; ``constraints``: constrained weights
-    of a layer and direction; ``published``: parameters of a layer of K inputs and N hidden units.
+    of a layer and direction; ``published``: parameters of a layer of K inputs and N hidden units;
+    ``dtype``: that of a state; ``vias``: ways to train it, beside which it has no other.
     """
 
     make: Callable[..., Any]
     constraints: int
     published: Callable[[int, int], int]
+    dtype: torch.dtype = torch.float64
+    vias: tuple[str, ...] = ("cwy", "exprnn", "givens", "rgd-c-c")
+
+    @property
+    def complex(self) -> bool:
+        """Whether states are complex; inputs are real all the same."""
+        return self.dtype.is_complex
+
+    @property
+    def maps(self) -> bool:
+        """Whether `torch.func.vmap` takes it: torch's own gates work in place and do not."""
+        return self.make not in (_lstm, _gru)
 
     def model(self, via: str) -> nn.Module:
         """Two layers and a head."""
@@ -41,6 +54,20 @@ def _network(kind: type[nn.Module], *, takes_via: bool = True, **fixed: Any) -> 
 
     return make
 
+
+def _unitary(fixed: str | None = None) -> Callable[..., Any]:
+    """Networks with complex weights, asked for by the real dtype of their inputs."""
+
+    def make(via: str, *sizes: int, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+        return OrthogonalRNN(
+            *(sizes or (3, 8)), via=fixed or via, dtype=dtype.to_complex(), **options
+        )
+
+    return make
+
+
+_lstm = _network(LSTM, takes_via=False, forget_bias=1.0)
+_gru = _network(GRU, takes_via=False)
 
 #: Recurrent networks, with the numbers that their papers count.
 NETWORKS: dict[str, NetworkCase] = {
@@ -68,14 +95,24 @@ NETWORKS: dict[str, NetworkCase] = {
     "irnn": NetworkCase(
         _network(IRNN, takes_via=False, input_std=0.5), 0, lambda K, N: N * N + N * K + N
     ),
-    "lstm": NetworkCase(
-        _network(LSTM, takes_via=False, forget_bias=1.0), 0, lambda K, N: 4 * N * (N + K) + 8 * N
+    "unitary": NetworkCase(
+        _unitary(), 1, lambda K, N: N * N + 2 * N * K + N, dtype=torch.complex128
     ),
-    "gru": NetworkCase(_network(GRU, takes_via=False), 0, lambda K, N: 3 * N * (N + K) + 6 * N),
+    "urnn": NetworkCase(
+        _unitary("urnn"),
+        1,
+        lambda K, N: min(7 * N, N * N) + 2 * N * K + N,
+        dtype=torch.complex128,
+        vias=("urnn",),
+    ),
+    "lstm": NetworkCase(_lstm, 0, lambda K, N: 4 * N * (N + K) + 8 * N),
+    "gru": NetworkCase(_gru, 0, lambda K, N: 3 * N * (N + K) + 6 * N),
 }
 #: ``make(via)``: a float64 model whose square weights are trained that way; with an input for it.
 MODELS: dict[str, tuple[Callable[[str], nn.Module], Callable[[], Tensor]]] = {
-    name: (case.model, case.sample) for name, case in NETWORKS.items() if case.constraints
+    name: (case.model, case.sample)
+    for name, case in NETWORKS.items()
+    if case.constraints and "cwy" in case.vias
 }
 #: Ways to train a square weight.
 SQUARE_VIAS = [
