@@ -326,3 +326,15 @@ def test_errors_teach() -> None:
     with pytest.raises(errors.ShapeError, match="multiple of p"):
         box_(torch.empty(7, 3))
     assert "modrelu" in NONLINEARITIES
+
+
+def test_counts_follow_the_kernel() -> None:
+    """With few reflections there are fewer numbers, and a released kernel is a free one."""
+    few = ConvNERU(2, 3, 3, via="cwy", reflections=2)
+    assert few.expected_parameters() == sum(p.numel() for p in few.parameters())
+    assert few.expected_parameters(effective=True) == few.expected_parameters()
+    rnn = ConvNERU(2, 3, 3)
+    held = rnn.expected_parameters()
+    assert rnn.expected_parameters(effective=True) == held - 6
+    stiefel.release(rnn)
+    assert rnn.expected_parameters(effective=True) == rnn.expected_parameters() == held

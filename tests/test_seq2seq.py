@@ -339,3 +339,17 @@ def test_words_of_an_orthogonal_network_keep_their_norm():
     for _ in range(50):
         _, state = step(torch.zeros(2, 8, dtype=torch.float64), state)
     assert (state.norm(dim=2) - norm).abs().max() < 1e-12
+
+
+def test_int32_tokens_are_those_of_int64():
+    model = Seq2Seq(9, 9, 4, 6)
+    source, target = torch.randint(1, 9, (5, 2)), torch.randint(1, 9, (4, 2))
+    assert torch.equal(model(source.int(), target.int()), model(source, target))
+    assert torch.equal(model.loss(source.int(), target.int()), model.loss(source, target))
+
+
+def test_dtypes_that_do_not_fit_are_errors_when_it_is_built():
+    with pytest.raises(errors.DtypeError, match="real floating point dtype for Seq2Seq"):
+        Seq2Seq(9, 9, 4, 6, nonlinearity="modrelu", dtype=torch.complex64)
+    with pytest.raises(errors.ConfigurationError, match=r"in torch\.float32"):
+        Seq2Seq(9, 9, 4, 6, cell=lambda F: OrthogonalRNN(F, 6, dtype=torch.complex64))

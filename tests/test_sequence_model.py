@@ -59,3 +59,11 @@ def test_heads_take_the_networks_of_torch(kind: Any) -> None:
     output = rnn(x)[0]
     ends = torch.cat([output[-1, :, :6], output[0, :, 6:]], dim=1)
     assert torch.allclose(model(x), model.head(ends), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_a_projected_lstm_has_fewer_features() -> None:
+    x = torch.randn(5, 2, 3)
+    for readout, shape in (("all", (5, 2, 4)), ("last", (2, 4))):
+        model = SequenceModel(nn.LSTM(3, 6, proj_size=2), 4, readout=readout)
+        assert model(x).shape == shape

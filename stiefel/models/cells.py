@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from stiefel.errors import ConfigurationError, unknown
 from stiefel.models.asrnn import ASRNN
 from stiefel.models.base import RecurrentNetwork
@@ -68,7 +70,9 @@ def network_maker(
     return lambda features, learned: function(features)
 
 
-def check_networks(encoder: Any, decoder: Any, hidden_size: int, embedding_size: int) -> None:
+def check_networks(
+    encoder: Any, decoder: Any, hidden_size: int, embedding_size: int, dtype: torch.dtype
+) -> None:
     """What a cell function made must fit."""
     inputs = (embedding_size, hidden_size + embedding_size)
     for network, features in zip((encoder, decoder), inputs, strict=True):
@@ -87,4 +91,10 @@ def check_networks(encoder: Any, decoder: Any, hidden_size: int, embedding_size:
         raise ConfigurationError(
             "expected an encoder and a decoder of as many layers and one kind of state, for the "
             f"last state of one is the first of the other, got {encoder!r} and {decoder!r}"
+        )
+    came = [network._like.dtype for network in (encoder, decoder)]
+    if came != [dtype, dtype]:
+        raise ConfigurationError(
+            f"expected an encoder and a decoder in {dtype}, as the embeddings, got {came}: give "
+            "the model and the networks that cell(features) makes one dtype="
         )

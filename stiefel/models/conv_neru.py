@@ -12,6 +12,7 @@ from stiefel.errors import ConfigurationError, unknown
 from stiefel.init import Initializer, fill_
 from stiefel.models.activations import NONLINEARITIES, activate
 from stiefel.models.convolution import SameConv2d, as_kernel_size, convolve, start_kernel
+from stiefel.models.counts import weight_parameters
 from stiefel.models.frames import FrameRNN
 from stiefel.parametrizations import Parametrization
 
@@ -50,7 +51,6 @@ class ConvNERULayer(nn.Module):
     ) -> None:
         super().__init__()
         self.nonlinearity, self.padding_mode = nonlinearity, padding_mode
-        self.constrained = kernel == "stiefel" and via is not None
         same: dict[str, Any] = {"padding_mode": padding_mode, "device": device, "dtype": dtype}
         self.input = SameConv2d(in_channels, hidden_channels, kernel_size, bias=bias, **same)
         self._start_input(input_init, generator)
@@ -122,13 +122,12 @@ class ConvNERULayer(nn.Module):
         return torch.stack(states), (G,)
 
     def expected_parameters(self, *, effective: bool = False) -> int:
-        """kh kw (f_in + f) f + f, for a constrained kernel less f (f + 1) / 2 if `effective`."""
+        """kh kw f_in f + f, and what K counts: kh kw f f, less f (f + 1) / 2 if `effective`."""
         f, f_in, kh, kw = self.input.weight.shape
         count = kh * kw * f_in * f + (f if self.input.bias is not None else 0)
         if self.recurrent is None:
             return count
-        fewer = f * (f + 1) // 2 if effective and self.constrained else 0
-        return count + kh * kw * f * f - fewer
+        return count + weight_parameters(self.recurrent, effective=effective)
 
 
 class ConvNERU(FrameRNN):

@@ -98,6 +98,8 @@ class Seq2Seq(nn.Module):
     ) -> None:
         super().__init__()
         _check_sizes(source_vocabulary, target_vocabulary, embedding_size, hidden_size, padding)
+        if not (torch.get_default_dtype() if dtype is None else dtype).is_floating_point:
+            raise DtypeError(f"expected a real floating point dtype for Seq2Seq, got {dtype}")
         empty: dict[str, Any] = {"device": device, "dtype": dtype}
         self.padding, self.batch_first, self.hidden_size = padding, batch_first, hidden_size
         self.source_embedding = nn.Embedding(source_vocabulary, embedding_size, **empty)
@@ -111,7 +113,8 @@ class Seq2Seq(nn.Module):
             hidden_size, hidden_size, attention_size, generator=generator, **empty
         )
         self.decoder = make(hidden_size + embedding_size, False)
-        check_networks(self.encoder, self.decoder, hidden_size, embedding_size)
+        dtype = self.source_embedding.weight.dtype
+        check_networks(self.encoder, self.decoder, hidden_size, embedding_size, dtype)
         self.head = nn.Linear(hidden_size, target_vocabulary, **empty)
         start_linear(self.head, generator)
 

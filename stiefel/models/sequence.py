@@ -64,7 +64,7 @@ class SequenceModel(nn.Module):
         self.directions = 2 if getattr(rnn, "bidirectional", False) else 1
         parameters = list(rnn.parameters())
         self.complex = any(parameter.is_complex() for parameter in parameters)
-        features: Any = rnn.hidden_size
+        features: Any = getattr(rnn, "proj_size", 0) or rnn.hidden_size
         self.head = nn.Linear(
             features * self.directions * (2 if self.complex else 1),
             out_features,
