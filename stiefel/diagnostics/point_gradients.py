@@ -72,8 +72,8 @@ def point_gradients(model: nn.Module) -> Iterator[PointGradients]:
     Run the forward and the backward pass of a training step inside. Charts keep the gradient of
     their coordinates only; here the gradient that reaches the point X on its way there is kept as
     well. Several reads of a weight, tied weights and several backward passes add up. A block is
-    about one point of each weight, that of the first read with gradients: clear the block before
-    the next step, or see `PointGradient.elsewhere`.
+    about one point of each weight, that of the first read with gradients: open a new one for the
+    next step (see `PointGradient.elsewhere`).
 
     Inside the block a matrix-free weight is formed, and multiplied as a matrix; models that
     `torch.compile` made run eagerly. Values and gradients are the same to rounding. The gradient is

@@ -32,9 +32,10 @@ class Stationarity:
     """How far one weight is from a stationary point of the loss.
 
     With X the point and G = dL/dRe X + i dL/dIm X. All figures but the coordinate norms are
-    properties of the loss at the point, whatever the chart; all are zero together, exactly at a
-    stationary point. A batch of weights is one point of a product of manifolds: figures are the
-    roots of sums of squares over it.
+    properties of the loss at the point, whatever the chart. The two norms and `kkt_residual` are
+    zero together, exactly at a stationary point; `symmetry_residual` alone says nothing of the
+    directions out of the span of X. A batch of weights is one point of a product of manifolds:
+    figures are the roots of sums of squares over it.
 
     Attributes:
         path: Name of the weight in the model; ``"model"`` for a `total`.
@@ -42,8 +43,8 @@ class Stationarity:
         euclidean_norm: |G - X sym(X^H G)|_F, the norm of the gradient in the Euclidean metric.
         canonical_norm: Norm of G - X G^H X in <u, v> = Re tr u^H (I - X X^H / 2) v, the norm of the
             gradient in the canonical metric.
-        kkt_residual: |G - X G^H X|_F: G - X L is zero for the multiplier L = G^H X of X^H X = I.
-        symmetry_residual: |skew(X^H G)|_F: the multiplier is Hermitian.
+        kkt_residual: |G - X L|_F with L = G^H X, the multiplier of X^H X = I.
+        symmetry_residual: |skew(X^H G)|_F: a multiplier is Hermitian.
         gradient_norm: |G|_F.
         relative: ``euclidean_norm / gradient_norm``, from 0 to 1: which share of the gradient the
             constraint leaves to move along. NaN where G = 0.
