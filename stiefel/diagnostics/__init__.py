@@ -1,6 +1,10 @@
 """Is the implementation right, is the weight on the manifold, is training at a stationary point?"""
 
+from stiefel.diagnostics.checks.gradient import check_gradient
+from stiefel.diagnostics.checks.hessian import check_hessian
 from stiefel.diagnostics.checks.manifold import check_manifold
+from stiefel.diagnostics.checks.optimizer import check_optimizer
+from stiefel.diagnostics.checks.parametrization import check_parametrization
 from stiefel.diagnostics.checks.retraction import check_retraction
 from stiefel.diagnostics.checks.transport import check_transport
 from stiefel.diagnostics.differential import ChartDifferential, chart_differential
@@ -31,7 +35,11 @@ __all__ = [
     "TensorBoardLogger",
     "Verdict",
     "chart_differential",
+    "check_gradient",
+    "check_hessian",
     "check_manifold",
+    "check_optimizer",
+    "check_parametrization",
     "check_retraction",
     "check_transport",
     "feasibility",

@@ -1,0 +1,179 @@
+"""A user's cost and points, brought to double precision for a check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stiefel.errors import ConfigurationError, NonFiniteError
+from stiefel.geometry import RETRACTIONS, tangency_residual
+from stiefel.manifolds import GeooptStiefel, Stiefel
+from stiefel.numerics import double_dtype
+from stiefel.optim.solvers import Evaluation, Problem
+from stiefel.optim.solvers.components import Component
+from stiefel.optim.solvers.starts import components_of, unpack
+from stiefel.parameter import Constraint
+
+__all__ = [
+    "Cost",
+    "length",
+    "moved",
+    "place",
+    "prepare",
+    "random_direction",
+    "repeated",
+    "seeded",
+    "tangency",
+]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A cost at a point, in the precision of the check.
+
+    Attributes:
+        problem: The cost on its manifolds.
+        at: Its value and gradients at the point.
+        eps: Rounding unit of the dtype.
+        notes: What could not be done in double precision.
+    """
+
+    problem: Problem
+    at: Evaluation
+    eps: float
+    notes: tuple[str, ...]
+
+    def value(self, X: Sequence[Tensor]) -> float:
+        """The cost at another point."""
+        return self.problem.evaluate(tuple(X)).f
+
+
+def prepare(cost: Callable[..., Any], X: Any, manifold: Any, gradient: Any) -> Cost:
+    """Reads points as `stiefel.optim.minimize` does, and takes them to float64 or complex128.
+
+    Raises:
+        ConfigurationError: If the cost gives two values at one point.
+        NonFiniteError: If the cost or its gradient is not finite there.
+    """
+    if not callable(cost):
+        raise ConfigurationError(
+            f"expected a cost, a function of the point that returns a real scalar tensor, got "
+            f"{type(cost).__name__}"
+        )
+    if isinstance(X, Constraint):
+        manifold, X = X.manifold if manifold is None else manifold, X.point
+    starts, _ = unpack(X)
+    components = components_of(starts, manifold)
+    plain = [start.detach().as_subclass(Tensor) for start in starts]
+    for number, (component, x) in enumerate(zip(components, plain, strict=True)):
+        component.check(x, place(number, len(plain), "X"))
+    double = [_on(c, x.to(double_dtype(x.dtype))) for c, x in zip(components, plain, strict=True)]
+    problem, notes = Problem(cost, components, gradient), ()
+    try:
+        at = _evaluated(problem, tuple(double))
+    except RuntimeError as error:
+        if all(a.dtype == b.dtype for a, b in zip(double, plain, strict=True)):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        notes = (
+            f"double precision: the cost takes {plain[0].dtype} only ({reason}). Errors of a "
+            "thousandth are seen, smaller ones are not; convert the tensors that it uses to "
+            "float64",
+        )
+        problem = Problem(cost, components, gradient)
+        at = _evaluated(problem, tuple(plain))
+    return Cost(problem, at, problem.eps, notes)
+
+
+def _on(component: Component, X: Tensor) -> Tensor:
+    """X on its manifold within the rounding of its dtype."""
+    if component.manifold is None or component.residual(X) <= component.bound(X):
+        return X
+    return component.manifold.projx(X)
+
+
+def _evaluated(problem: Problem, X: tuple[Tensor, ...]) -> Evaluation:
+    e = problem.evaluate(X)
+    if not e.finite:
+        raise NonFiniteError(
+            f"expected a finite cost with a finite gradient at the point, got f = {e.f}: choose "
+            "another point, or look for the operation with torch.autograd.detect_anomaly()"
+        )
+    repeated(e.f, problem.evaluate(X).f, problem.eps)
+    return e
+
+
+def repeated(first: float, second: float, eps: float) -> None:
+    """Raises `ConfigurationError` where two evaluations at one point differ by more than rounding.
+
+    Args:
+        first: One value.
+        second: The other.
+        eps: Rounding unit of their dtype.
+    """
+    if not abs(first - second) <= 100 * eps * max(abs(first), abs(second)):
+        raise ConfigurationError(
+            f"expected one value at one point, got {first!r} and {second!r}: the cost draws "
+            "random numbers (dropout, a batch, a seed). Fix them, or call model.eval()"
+        )
+
+
+def seeded(generator: torch.Generator | None) -> torch.Generator:
+    """The generator; the same numbers each time where there is none."""
+    return torch.Generator().manual_seed(0) if generator is None else generator
+
+
+def place(number: int, count: int, name: str) -> str:
+    """``"X"``, or ``"X[1]"`` where there are several."""
+    return name if count == 1 else f"{name}[{number}]"
+
+
+def length(u: Sequence[Tensor]) -> float:
+    """The Frobenius norm of a vector of several tensors."""
+    return math.sqrt(sum(float(part.abs().square().sum()) for part in u))
+
+
+def random_direction(
+    problem: Problem,
+    X: tuple[Tensor, ...],
+    generator: torch.Generator,
+    only: int | None = None,
+) -> tuple[Tensor, ...]:
+    """A tangent vector of Frobenius norm one; zero at all components but `only`, if given."""
+    z = tuple(torch.randn(x.shape, dtype=x.dtype, generator=generator).to(x.device) for x in X)
+    if only is not None:
+        z = tuple(a if k == only else torch.zeros_like(a) for k, a in enumerate(z))
+    u = problem.project(X, z)
+    size = length(u)
+    return tuple(part / size if size > 0 else part for part in u)
+
+
+def moved(problem: Problem, X: tuple[Tensor, ...], u: Sequence[Tensor], t: float) -> list[Tensor]:
+    """Points on a curve whose velocity at t = 0 is u, made without the manifold's retraction.
+
+    The nearest point to ``X + t u``: a wrong retraction is then not taken for a wrong gradient.
+    """
+    points = []
+    for component, x, a in zip(problem.components, X, u, strict=True):
+        if component.manifold is None:
+            points.append(x + t * a)
+        elif isinstance(component.manifold, Stiefel | GeooptStiefel):
+            points.append(RETRACTIONS["polar"](x, t * a))
+        else:
+            points.append(component.manifold.projx(x + t * a))
+    return points
+
+
+def tangency(component: Component, X: Tensor, u: Tensor) -> float:
+    """How far u is from the tangent space at X, relative to its largest entry; 0 for zeros."""
+    size = float(u.abs().max()) if u.numel() else 0.0
+    if component.manifold is None or size == 0.0:
+        return 0.0
+    if isinstance(component.manifold, Stiefel | GeooptStiefel):
+        return float(tangency_residual(X, u).max()) / size
+    return float((component.manifold.proju(X, u) - u).abs().max()) / size

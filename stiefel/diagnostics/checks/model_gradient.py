@@ -1,0 +1,119 @@
+"""The gradients that the leaves of a model's constrained weights get from its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stiefel.diagnostics.checks.costs import length, moved, random_direction, repeated
+from stiefel.diagnostics.checks.expansions import Ray, slope_findings
+from stiefel.diagnostics.report import Curve, Finding, Report
+from stiefel.errors import ConfigurationError, DtypeError, ShapeError
+from stiefel.optim.solvers import Problem
+from stiefel.optim.solvers.components import component_of
+from stiefel.parameter import Constraint, constraints
+
+__all__ = ["check_model_gradient"]
+
+
+def check_model_gradient(
+    cost: Callable[[], Any],
+    model: nn.Module,
+    directions: int,
+    generator: torch.Generator,
+) -> Report:
+    """The model's part of `stiefel.diagnostics.check_gradient`; the model is left as it was."""
+    found = list(constraints(model))
+    if not found:
+        raise ConfigurationError(
+            f"expected a model with constrained weights, got {type(model).__name__} without any: "
+            "stiefel.orthogonal(module) makes one"
+        )
+    leaves = [leaf for constraint in found for leaf in constraint.leaves]
+    dtype = leaves[0].dtype
+    if torch.finfo(dtype).bits < 32:
+        raise DtypeError(
+            f"expected a model in float32 or better, got {dtype}: slopes cannot be seen in it. "
+            "Check a copy, copy.deepcopy(model).double()"
+        )
+    trained = [leaf for leaf in leaves if leaf.requires_grad]
+    with torch.enable_grad():
+        loss = _scalar(cost())
+        gradients = (
+            torch.autograd.grad(loss, trained, allow_unused=True)
+            if loss.requires_grad and trained
+            else [None] * len(trained)
+        )
+    by_leaf = {id(leaf): g for leaf, g in zip(trained, gradients, strict=True)}
+    eps = torch.finfo(loss.dtype).eps
+    eps = max(eps, torch.finfo(dtype).eps)
+    f = float(_scalar(cost()))
+    repeated(float(loss), f, eps)
+    findings: list[Finding] = []
+    curves: list[Curve] = []
+    skipped = []
+    if eps > 1e-10:
+        skipped.append(
+            f"double precision: the model is in {dtype}. Errors of a thousandth are seen, smaller "
+            "ones are not; call model.double() first"
+        )
+    for constraint in found:
+        kept = [by_leaf.get(id(leaf)) for leaf in constraint.leaves]
+        if all(gradient is None for gradient in kept):
+            skipped.append(
+                f"{constraint.path}: it gets no gradient; the cost does not depend on it, or it is "
+                "frozen"
+            )
+            continue
+        rays = [_ray(constraint, kept, cost, generator) for _ in range(directions)]
+        scale = length([gradient for gradient in kept if gradient is not None])
+        new, drawn = slope_findings(
+            rays, f, eps, scale, "backward()", f" of {constraint.path} ({constraint.via})"
+        )
+        findings += new
+        curves += drawn
+    return Report(
+        f"gradients of {type(model).__name__}", tuple(findings), tuple(curves), tuple(skipped)
+    )
+
+
+def _scalar(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ShapeError(
+            f"expected cost() to return one real number, got {got}: with model= the cost takes no "
+            "argument and returns the loss, as in check_gradient(lambda: loss(model(x), y), "
+            "model=model)"
+        )
+    return value.reshape(())
+
+
+def _ray(
+    constraint: Constraint,
+    gradients: list[Tensor | None],
+    cost: Callable[[], Any],
+    generator: torch.Generator,
+) -> Ray:
+    """The cost along one random direction of the leaves of a weight."""
+    leaves = constraint.leaves
+    manifold = constraint.manifold if constraint.is_riemannian else None
+    problem = Problem(lambda *_: 0.0, [component_of(manifold) for _ in leaves])
+    start = tuple(leaf.detach().as_subclass(Tensor).clone() for leaf in leaves)
+    u = random_direction(problem, start, generator)
+    slope = sum(
+        float((g.conj() * a).real.sum()) for g, a in zip(gradients, u, strict=True) if g is not None
+    )
+
+    def value(t: float) -> float:
+        try:
+            for leaf, new in zip(leaves, moved(problem, start, u, t), strict=True):
+                leaf.detach().copy_(new)
+            return float(_scalar(cost()))
+        finally:
+            for leaf, old in zip(leaves, start, strict=True):
+                leaf.detach().copy_(old)
+
+    return Ray(value, slope)

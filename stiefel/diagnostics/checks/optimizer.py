@@ -1,0 +1,386 @@
+"""`check_optimizer`: does an optimizer step along the manifold, and mean what torch means?"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from stiefel.diagnostics.checks.costs import seeded, tangency
+from stiefel.diagnostics.checks.ledger import Ledger
+from stiefel.diagnostics.checks.slopes import STEPS, order_finding
+from stiefel.diagnostics.checks.trial import Trial, plain, states_of
+from stiefel.diagnostics.report import Curve, Report
+from stiefel.errors import ConfigurationError, unknown
+from stiefel.manifolds import GeooptStiefel, Manifold, Stiefel
+from stiefel.numerics import full_precision
+from stiefel.optim import POGO, Landing, RGDAdam, RiemannianOptimizer
+from stiefel.optim.solvers.components import component_of
+
+__all__ = ["check_optimizer"]
+
+#: Optimizers that keep averages in the surrounding space by design, and project when they step.
+_AMBIENT = (RGDAdam, POGO, Landing)
+_TORCH = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+
+
+@full_precision()
+def check_optimizer(
+    optimizer: Callable[..., Any],
+    manifold: Manifold | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    shape: Sequence[int] = (7, 3),
+    lr: float = 0.1,
+    steps: int = 200,
+    ordinary: str | None = None,
+    ambient_state: bool | None = None,
+    generator: torch.Generator | None = None,
+) -> Report:
+    r"""Checks an optimizer of manifold parameters on small random problems.
+
+    The first step from X with gradient G has, in the learning rate, the derivative ``-c grad`` with
+    c > 0 and grad the Riemannian gradient: the distance from ``X - c lr grad`` must shrink like
+    lr^2. Optimizers whose step does not grow with the gradient (Adam, Muon) must descend. Points
+    stay on the manifold through `steps` steps with gradients N(0, 1), in float64 and float32.
+
+    Args:
+        optimizer: A class, or a function, called as ``optimizer(parameters, lr=..., **options)``.
+        manifold: Where the points are: ``stiefel.Stiefel()`` by default, or a geoopt manifold.
+        options: Options of the optimizer. Momentum is checked where they switch it on.
+        shape: Shape of the points, ``(..., n, p)``.
+        lr: Learning rate of the noisy steps.
+        steps: Their number.
+        ordinary: ``"sgd"`` or ``"adam"`` if the optimizer claims to step ordinary parameters as
+            torch's optimizer does. Those with the argument ``euclidean=`` of
+            `stiefel.optim.RiemannianOptimizer` claim both.
+        ambient_state: Whether averages of gradients are kept in the surrounding space by design,
+            and need not be tangent. By default for `stiefel.optim.RGDAdam`, `POGO` and `Landing`.
+        generator: Source of randomness; the same numbers each time by default.
+
+    Returns:
+        A report. Findings (some only where the optimizer has what they measure): ``"constraint"``,
+        ``"order of the first step"``, ``"error of the first step"``, ``"tangency of the first
+        step"``, ``"descent of the first step"``, ``"points stay on the manifold (float64)"`` and
+        ``"(float32)"``, ``"momentum is tangent"``, ``"a zero gradient moves nothing"``, ``"state
+        does not grow"``, ``"gradients are not written to"``, ``"maximize ascends"``, ``"ordinary
+        parameters (sgd)"`` and ``"(adam)"``.
+
+    Raises:
+        ConfigurationError: If `optimizer` is not a class or a function, or options do not go
+            together.
+        UnknownNameError: If `ordinary` is another name.
+
+    Example:
+        >>> import torch, stiefel
+        >>> from stiefel.diagnostics import check_optimizer
+        >>> check_optimizer(stiefel.optim.RGD, options={"momentum": 0.9}).ok
+        True
+        >>> check_optimizer(torch.optim.SGD)["constraint"].ok
+        False
+    """
+    trial = _trial(optimizer, manifold, options, shape, ordinary, seeded(generator))
+    name = getattr(optimizer, "__name__", type(optimizer).__name__)
+    given = ", ".join(f"{key}={value!r}" for key, value in trial.options.items())
+    ledger = Ledger(f"{name}({given}) on {trial.manifold}")
+    if ledger.call("the first step", trial.first_step, 1e-3) is None:
+        return ledger.report()
+    call = ledger.call
+    call("a step", _check_constraint, ledger, trial, lr)
+    call("the first step", _check_first_step, ledger, trial)
+    for dtype in (torch.float64, torch.float32):
+        call(f"noisy steps in {dtype}", _check_noise, ledger, trial, lr, steps, dtype)
+    call("momentum", _check_state, ledger, trial, lr, ambient_state)
+    call("a zero gradient", _check_zero, ledger, trial, lr)
+    call("weight decay", _check_gradients_kept, ledger, trial, lr)
+    call("maximize", _check_maximize, ledger, trial)
+    claims = [ordinary] if ordinary is not None else list(_TORCH)
+    for claim in claims:
+        call("ordinary parameters", _check_ordinary, ledger, trial, lr, claim, ordinary is not None)
+    return ledger.report()
+
+
+def _trial(
+    optimizer: Callable[..., Any],
+    manifold: Manifold | None,
+    options: Mapping[str, Any] | None,
+    shape: Sequence[int],
+    ordinary: str | None,
+    generator: torch.Generator,
+) -> Trial:
+    """The arguments, checked."""
+    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
+        raise ConfigurationError(
+            "expected a class of optimizers, or a function that makes one from parameters and "
+            f"lr=, got {type(optimizer).__name__}: give the class, and its options by options="
+        )
+    manifold = Stiefel() if manifold is None else manifold
+    if not isinstance(manifold, Manifold):
+        raise ConfigurationError(
+            f"expected a manifold such as stiefel.Stiefel(), got {type(manifold).__name__}"
+        )
+    if ordinary is not None and ordinary not in _TORCH:
+        raise unknown("optimizer of ordinary parameters", ordinary, _TORCH)
+    if options and "lr" in options:
+        raise ConfigurationError("the check tries many learning rates: leave lr out of options")
+    shape = tuple(shape)
+    if isinstance(manifold, Stiefel | GeooptStiefel) and (
+        len(shape) < 2 or not shape[-2] > shape[-1] - 1
+    ):
+        raise ConfigurationError(f"expected a shape (..., n, p) with n >= p, got {shape}")
+    return Trial(optimizer, options or {}, manifold, shape, generator)
+
+
+def _check_constraint(ledger: Ledger, trial: Trial, lr: float) -> None:
+    leaf = trial.leaf()
+    optimizer = trial.make([leaf], lr)
+    leaf.grad = trial.G.clone()
+    optimizer.step()
+    ledger.note(
+        "constraint",
+        trial.off(leaf),
+        "<=",
+        max(1e-3, trial.allowed(torch.float64)),
+        "one step took the point off its manifold, or the leaf is no manifold parameter any more: "
+        "the constraint is lost. An ordinary optimizer sees an ordinary parameter; give the "
+        "weight to a Riemannian one (stiefel.optim.build does), or train it through a chart.",
+    )
+
+
+def _check_first_step(ledger: Ledger, trial: Trial) -> None:
+    """The derivative of the first step in the learning rate."""
+    X, G, component = trial.X, trial.G, component_of(trial.manifold)
+    w, w10 = trial.velocity(), trial.velocity(10.0, h=1e-6)
+    size = float(w.norm())
+    ledger.note(
+        "descent of the first step",
+        float((G * w).sum()) / max(float(G.norm()) * size, 1e-300) if size > 0 else math.nan,
+        "<=",
+        -1e-6,
+        "the cosine between gradient and first step: the step does not go down.",
+    )
+    ledger.note(
+        "tangency of the first step",
+        tangency(component, X, w),
+        "<=",
+        1e-5,
+        "the first step leaves X along a direction that is not tangent. The gradient was not "
+        "projected (manifold.egrad2rgrad), or momentum started from the raw gradient, or the "
+        "retraction is none (see check_retraction).",
+    )
+    if not float((w10 - 10 * w).norm()) <= 1e-3 * float(w10.norm()):
+        ledger.skip(
+            "order of the first step: it does not grow with the gradient, so it has to descend only"
+        )
+        return
+    gradient = plain(trial.manifold.egrad2rgrad(X, G.clone()))
+    c = -float((w * gradient).sum()) / max(float(gradient.square().sum()), 1e-300)
+    why = (
+        "the first step is not -c grad, c > 0, to first order, with the gradient in the metric of "
+        "the manifold. " + _cause(trial, w)
+    )
+    error = float((w + c * gradient).norm()) / max(size, 1e-300)
+    ledger.note("error of the first step", error if c > 0 else math.inf, "<=", 1e-6, why)
+    rates = [rate for rate in STEPS if rate * size <= 0.05]  # long steps may be cut
+    errors = [float((trial.first_step(rate) + c * rate * gradient).norm()) for rate in rates]
+    floor = max(4e-16 * max(1.0, float(X.norm())), 1e-10 * rates[0])  # of X, and of w
+    ledger.add(order_finding("order of the first step", rates, errors, floor, order=2, meaning=why))
+    ledger.curve(Curve("|X(lr) - X + c lr grad|, t = lr", tuple(rates), tuple(errors), 2))
+
+
+def _cause(trial: Trial, w: torch.Tensor) -> str:
+    """What the first step goes along instead of the gradient."""
+    X, G, size = trial.X, trial.G, float(w.norm())
+    candidates = {"the raw gradient: convert it with manifold.egrad2rgrad": G}
+    if isinstance(trial.manifold, Stiefel | GeooptStiefel):
+        for inner in ("canonical", "euclidean"):
+            other = Stiefel(inner).egrad2rgrad(X, G)
+            candidates[f"the gradient in the {inner} metric, which is not the manifold's"] = other
+    for words, direction in candidates.items():
+        cosine = float((w * direction).sum()) / max(size * float(direction.norm()), 1e-300)
+        if cosine < -1 + 1e-6:
+            return f"It goes along {words}."
+        if cosine > 1 - 1e-6:
+            return f"It goes up, along plus {words}."
+    return (
+        "It goes along no gradient: momentum that starts from the raw gradient, or a retraction "
+        "that is none (see check_retraction), look like this."
+    )
+
+
+def _check_noise(ledger: Ledger, trial: Trial, lr: float, steps: int, dtype: torch.dtype) -> None:
+    """Many steps with random gradients."""
+    leaf = trial.leaf(dtype)
+    optimizer = trial.make([leaf], lr)
+    worst, written = 0.0, 0.0
+    for _ in range(steps):
+        leaf.grad = trial.noise(dtype)
+        before = leaf.grad.clone()
+        optimizer.step()
+        if leaf.grad is not None:
+            written = max(written, float((leaf.grad - before).abs().max()))
+        worst = max(worst, trial.off(leaf))
+        if math.isinf(worst):
+            break
+    ledger.note(
+        f"points stay on the manifold ({str(dtype).removeprefix('torch.')})",
+        worst,
+        "<=",
+        trial.allowed(dtype),
+        f"the largest residual in {steps} noisy steps. Retract tangent vectors only, write the "
+        "retraction in its additive form, or bring points back; an optimizer that stays near the "
+        "manifold by design belongs to stiefel.Stiefel(tolerance=...).",
+    )
+    _note_written(ledger, written)
+
+
+def _note_written(ledger: Ledger, written: float, where: str = "") -> None:
+    ledger.note(
+        "gradients are not written to",
+        written,
+        "<=",
+        0.0,
+        "the step changed p.grad, which loggers, clipping and accumulation read: use grad.add, "
+        "not grad.add_.",
+        where,
+    )
+
+
+def _check_state(ledger: Ledger, trial: Trial, lr: float, ambient: bool | None) -> None:
+    """Averages of gradients are tangent, and fade when gradients are zero."""
+    leaf, component = trial.leaf(), component_of(trial.manifold)
+    optimizer = trial.make([leaf], lr)
+    worst, culprit = 0.0, ""
+    for _ in range(5):
+        leaf.grad = trial.noise(torch.float64)
+        optimizer.step()
+        for name, value in states_of(optimizer, leaf).items():
+            residual = tangency(component, plain(leaf), plain(value))
+            if not residual <= worst:
+                worst, culprit = residual, name
+    states = states_of(optimizer, leaf)
+    if not states:
+        ledger.skip("momentum: the optimizer keeps none with these options")
+        return
+    if ambient is None and isinstance(optimizer, _AMBIENT):
+        ambient = True
+    if ambient:
+        ledger.skip("momentum is tangent: the averages are kept in the surrounding space by design")
+    else:
+        ledger.note(
+            "momentum is tangent",
+            worst,
+            "<=",
+            1e-10,
+            f"the state {culprit or next(iter(states))!r} is not tangent at the point it belongs "
+            "to, relative to its largest entry: start it from the Riemannian gradient, and "
+            "transport it with the point (manifold.retr_transp). A retraction that is fed its "
+            "normal part moves the point elsewhere.",
+        )
+    sizes = {name: float(plain(value).norm()) for name, value in states.items()}
+    growth = 0.0
+    for _ in range(20):
+        leaf.grad = torch.zeros_like(trial.X)
+        optimizer.step()
+        for name, value in states_of(optimizer, leaf).items():
+            growth = max(growth, float(plain(value).norm()) / max(sizes.get(name, 0.0), 1e-300))
+    ledger.note(
+        "state does not grow",
+        growth,
+        "<=",
+        1 + 1e-6,
+        "momentum grew while 20 gradients were zero: it is multiplied by more than one on its way, "
+        "by a projection that is no projection (applied twice it must be itself) most often.",
+    )
+
+
+def _check_zero(ledger: Ledger, trial: Trial, lr: float) -> None:
+    leaf = trial.leaf()
+    optimizer = trial.make([leaf], lr)
+    for _ in range(5):
+        leaf.grad = torch.zeros_like(trial.X)
+        optimizer.step()
+    ledger.note(
+        "a zero gradient moves nothing",
+        float((plain(leaf) - trial.X).abs().max()),
+        "<=",
+        1e-12,
+        "five steps with zero gradients moved a point that has no momentum.",
+    )
+
+
+def _check_gradients_kept(ledger: Ledger, trial: Trial, lr: float) -> None:
+    """Weight decay, where it is accepted at all, is not added into p.grad."""
+    leaf = trial.leaf()
+    try:
+        optimizer = trial.make([leaf], lr, weight_decay=0.1)
+        leaf.grad = trial.G.clone()
+        optimizer.step()
+    except (TypeError, ValueError) as error:
+        reason = str(error).split(": ")[0]
+        ledger.skip(f"weight decay: the optimizer refuses it for points ({reason})")
+        return
+    written = float((leaf.grad - trial.G).abs().max())
+    _note_written(ledger, written, "weight_decay=0.1")
+
+
+def _check_maximize(ledger: Ledger, trial: Trial) -> None:
+    if trial.options.get("maximize"):
+        return
+    try:
+        w = trial.velocity(maximize=True)
+    except TypeError:
+        ledger.skip("maximize: the optimizer has no such argument")
+        return
+    size = max(float(trial.G.norm()) * float(w.norm()), 1e-300)
+    ledger.note(
+        "maximize ascends",
+        float((trial.G * w).sum()) / size,
+        ">=",
+        1e-6,
+        "the cosine between gradient and first step with maximize=True: the argument is accepted "
+        "and ignored.",
+    )
+
+
+def _check_ordinary(ledger: Ledger, trial: Trial, lr: float, claim: str, asked: bool) -> None:
+    """Ordinary parameters against torch's optimizer with the options of the group."""
+    start = torch.randn(4, 2, dtype=torch.float64, generator=trial.generator)
+    ours, theirs = (nn.Parameter(start.clone()) for _ in range(2))
+    leaf = trial.leaf()
+    kind = trial.kind
+    accepts = "euclidean" in inspect.signature(kind).parameters
+    if not accepts and not asked:
+        return
+    if not accepts and isinstance(kind, type) and issubclass(kind, RiemannianOptimizer):
+        raise ConfigurationError(f"{kind.__name__} has no argument euclidean=")
+    if accepts:
+        groups = [{"params": [leaf]}, {"params": [ours], "weight_decay": 0.01}]
+        optimizer = trial.make(groups, lr, euclidean=claim)
+    else:
+        optimizer = trial.make([{"params": [leaf]}, {"params": [ours]}], lr)
+    group = optimizer.param_groups[1]
+    known = inspect.signature(_TORCH[claim]).parameters
+    same = {key: group[key] for key in group if key in known and key != "params"}
+    twin = _TORCH[claim]([theirs], **same)
+    worst = 0.0
+    for _ in range(5):
+        leaf.grad = trial.noise(torch.float64)
+        ours.grad = torch.randn(4, 2, dtype=torch.float64, generator=trial.generator)
+        theirs.grad = ours.grad.clone()
+        optimizer.step()
+        twin.step()
+        worst = max(worst, float((ours.detach() - theirs.detach()).abs().max()))
+    ledger.note(
+        f"ordinary parameters ({claim})",
+        worst,
+        "<=",
+        1e-12,
+        f"five steps of an ordinary parameter differ from those of {_TORCH[claim].__name__} of "
+        "torch with the same options: a recipe that is moved over trains the rest of the model "
+        "in another way.",
+    )
