@@ -25,7 +25,7 @@ CASES = [(case, shape) for case in CHARTS for shape in case.shapes]
 
 @pytest.mark.parametrize("case", CHARTS, ids=str)
 def test_charts_of_the_registry_pass(case):
-    report = check_parametrization(case.make(small(case)))
+    report = check_parametrization(case.make(small(case)), directions=2)
     assert report.ok, str(report)
     names = {finding.name for finding in report.findings}
     assert {
@@ -167,7 +167,7 @@ class Raising(CWY):
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_mistakes_are_found_and_explained(chart, names, said):
-    report = check_parametrization(chart)
+    report = check_parametrization(chart, directions=2)
     failed = {finding.name: finding for finding in report.failures}
     assert set(names) <= set(failed), str(report)
     assert any(said in failed[name].meaning for name in names)
@@ -177,7 +177,7 @@ def test_mistakes_are_found_and_explained(chart, names, said):
 
 @pytest.mark.parametrize("kind", [HalfBackward, OtherOperator, WrongFlip])
 def test_nothing_else_is_blamed(kind):
-    blamed = {finding.name for finding in check_parametrization(kind(4)).failures}
+    blamed = {finding.name for finding in check_parametrization(kind(4), directions=2).failures}
     assert "forward on the manifold" not in blamed
     assert "finite gradients" not in blamed
     assert len(blamed) <= 3
