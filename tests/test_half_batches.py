@@ -50,6 +50,35 @@ def test_the_interval_covers_and_is_not_wide(m, d, shape, signal) -> None:
     assert width <= 1.2 * 2 * float(stdtrit(m - 1, 0.975)) * error
 
 
+@pytest.mark.parametrize(
+    ("power", "d", "signal", "least", "most", "widest"),
+    [
+        (0.0, 1, 0.0, 0.92, 0.97, 3.0),
+        (0.0, 2, 3.0, 0.93, 0.97, 1.3),
+        (1.0, 100, 0.0, 0.92, 0.97, 2.0),
+        (1.0, 100, 10.0, 0.97, 1.0, 1.5),
+    ],
+)
+def test_noise_in_few_directions_makes_it_wide_but_not_wrong(
+    power, d, signal, least, most, widest
+) -> None:
+    """Effective dimension tr(C)^2 / tr(C^2) of one to three: the price that the docs state."""
+    draws = torch.Generator().manual_seed(4)
+    m = 16
+    s = torch.arange(1, d + 1, dtype=torch.float64) ** -power
+    direction = torch.randn(d, dtype=torch.float64, generator=draws)
+    gradient = direction * math.sqrt(signal * float((s**2).sum()) / m) / direction.norm()
+
+    def draw() -> torch.Tensor:
+        return gradient + s * torch.randn(m, d, dtype=torch.float64, generator=draws)
+
+    coverage, width = _covered(draw, float(gradient @ gradient), 1000)
+    along, square = float((gradient * s).square().sum()), float((s**4).sum())
+    error = math.sqrt(4 * along / m + 2 * square / (m * (m - 1)))
+    assert least <= coverage <= most
+    assert width <= widest * 2 * float(stdtrit(m - 1, 0.975)) * error
+
+
 def test_the_interval_covers_for_heavy_tails_and_without_replacement() -> None:
     """Samples with heavy tails; half of a population in every draw."""
     draws = np.random.default_rng(0)

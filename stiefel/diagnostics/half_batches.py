@@ -88,8 +88,9 @@ def squared_norm_estimate(
     g, f = m b / N the part of the population that was drawn (0 without one), q Student's quantile.
     tr(C^2) and g^T C g are estimated without bias for any distribution, from products of different
     micro-batches; lambda = (g^T C g + tr(C^2) / m) / |mean g|^2 goes from the noise's own
-    directions to that of the gradient as the gradient stands out. A lower end below zero is cut to
-    zero, or to the estimate where that is lower.
+    directions to that of the gradient as the gradient stands out (at most tr(C^2)^(1/2), more than
+    which no direction has). A lower end below zero is cut to zero, or to the estimate where that is
+    lower.
 
     Args:
         gradients: m micro-batch gradients, a tensor ``(m, ...)`` or a list of tensors of one
@@ -263,8 +264,9 @@ def _estimate(
 
     T = _trace_of_square(centred)
     noise = rest**2 * 2 * T / (m * (m - 1))
-    along = max(_noise_along_gradient(K) + T / m, 0.0)
-    along = along / float(square) if square > 0 else 0.0  # lambda
+    along = max(_noise_along_gradient(K) + T / m, 0.0)  # lambda |mean g|^2
+    most = math.sqrt(T)  # no direction has more noise than the root of tr(C^2)
+    along = min(along / float(square), most) if square > 0 else most
     slope = rest * 4 * along / m
     linear = slope * max(u, 0.0)
     variance = noise + linear
