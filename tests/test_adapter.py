@@ -197,3 +197,14 @@ def test_a_hundred_merges_leave_no_trace(device):
     for _ in range(100):
         assert torch.equal(adapter.unmerge().linear.weight, before)
         assert torch.equal(adapter.merge().linear.weight, merged)
+
+
+def test_what_is_written_while_merged_is_not_lost(device):
+    """A weight that is loaded into the merged layer: unmerging keeps the function."""
+    adapter = disturb(adapted(device=device)).eval()
+    x = torch.randn(5, 20, dtype=torch.float64, device=device)
+    adapter.merge()
+    with torch.no_grad():
+        adapter.linear.weight.normal_()
+    expected = adapter(x)
+    assert (adapter.unmerge()(x) - expected).abs().max() < 1e-12

@@ -166,15 +166,18 @@ class HouseholderAdapter(nn.Module):
     def unmerge(self) -> HouseholderAdapter:
         """Takes the rotation out of the layer's weight again.
 
-        Exactly, where this adapter merged it; after loading a merged state by the product with
-        Q^H, with the rounding of the weight's dtype.
+        Exactly, where this adapter merged it. After loading a merged state, and where the weight
+        was written to since, by the product with Q^H, with the rounding of the weight's dtype.
 
         Returns:
             The adapter.
         """
         if self.merged:
             W = self.linear.weight
-            W.copy_(self._product(W, inverse=True) if self._kept is None else self._kept)
+            kept = None if self._kept is None else self._kept.to(W)
+            if kept is None or not torch.equal(W, self._product(kept, inverse=False)):
+                kept = self._product(W, inverse=True)
+            W.copy_(kept)
             self._kept = None
             self.merged = False
         return self
