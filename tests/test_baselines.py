@@ -12,7 +12,17 @@ from torch import nn
 import stiefel
 from stiefel import errors
 from stiefel.geometry import orthonormality_residual
-from stiefel.models import GRU, IRNN, LSTM, OrthogonalRNN, PlainRNN, RecurrentNetwork, SequenceModel
+from stiefel.models import (
+    ASRNN,
+    GRU,
+    IRNN,
+    LSTM,
+    NNRNN,
+    OrthogonalRNN,
+    PlainRNN,
+    RecurrentNetwork,
+    SequenceModel,
+)
 
 
 def layer_of(rnn: RecurrentNetwork) -> Any:
@@ -156,3 +166,19 @@ def test_published_counts(rnn: Any, outputs: int, count: int) -> None:
     model = SequenceModel(rnn(), outputs)
     assert model.expected_parameters(effective=True) == count
     assert model.expected_parameters() == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("rnn", "count"),
+    [
+        (lambda: OrthogonalRNN(200, 1386, via="rgd-c-c", device="meta"), 1_317_741),
+        (lambda: ASRNN(200, 1024, via="rgd-c-c", device="meta"), 1_315_650),
+        (lambda: NNRNN(200, 1024, via="rgd-c-c", mask="triangle", device="meta"), 1_315_650),
+        (lambda: LSTM(200, 475, device="meta"), 1_320_100),
+    ],
+    ids=["exp1386", "as1024", "nn1024", "lstm475"],
+)
+def test_published_counts_of_characters(rnn: Any, count: int) -> None:
+    """Penn Treebank by characters: 50 of them, embedded in 200 dimensions."""
+    model = SequenceModel(rnn(), 50)
+    assert model.expected_parameters(effective=True) + 50 * 200 == count
