@@ -163,6 +163,11 @@ class Gullible(stiefel.Stiefel):
         return (True, None) if options.get("explain") else True
 
 
+class Spread(stiefel.Stiefel):
+    def inner(self, x, u, v=None, *, keepdim=False):
+        return super().inner(x, u, v)[..., None]
+
+
 class Overwriting(stiefel.Stiefel):
     def egrad2rgrad(self, x, u):
         return u.copy_(super().egrad2rgrad(x, u))
@@ -191,6 +196,7 @@ class Broken(stiefel.Stiefel):
         (LongDistance, {"dist is the length of the geodesic"}),
         (OffManifold, {"random points refused", "projx keeps points"}),
         (Gullible, {"other points accepted", "other vectors accepted"}),
+        (Spread, {"shape of inner is not that of the batch"}),
         (Overwriting, {"arguments changed by egrad2rgrad"}),
         (Broken, {"egrad2rgrad runs"}),
     ],

@@ -108,6 +108,29 @@ class TestPlantedFaults:
         report = check_retraction(lambda X, u: X + u)
         assert failures(report) == {"R(x, u) is on the manifold"}
 
+    def test_mixing_the_members_of_a_batch(self):
+        def mixed(X, u):
+            return geometry.polar_retraction(X, u.mean(0, keepdim=True) if u.ndim > 2 else u)
+
+        report = check_retraction(mixed, shapes=[(7, 3)])
+        assert failures(report) == {"a batch gives what its members give"}
+
+    def test_working_in_place(self):
+        def in_place(X, u):
+            return X.copy_(geometry.polar_retraction(X, u))
+
+        report = check_retraction(in_place, shapes=[(7, 3)])
+        assert failures(report) == {"arguments changed by R(x, 0)", "arguments changed by R(x, u)"}
+
+    def test_an_error_at_some_steps(self):
+        def short_steps_only(X, u):
+            if 0 < u.norm() < 1e-5:
+                raise RuntimeError("too short")
+            return geometry.polar_retraction(X, u)
+
+        report = check_retraction(short_steps_only, shapes=[(7, 3)])
+        assert "R(x, tu) raised RuntimeError: too short" in str(report)
+
     def test_a_wrong_shape(self):
         report = check_retraction(lambda X, u: (X + u)[..., :1], shapes=[(7, 3)])
         assert failures(report) == {"shape of R(x, u) is that of x"}
@@ -168,6 +191,19 @@ def test_given_points():
     Z = stiefel.Stiefel().random(6, 3, dtype=torch.complex128)
     assert check_retraction(retraction=geometry.qr_retraction, X=Z).ok
     assert check_retraction(manifold=stiefel.Stiefel(), X=Z).ok
+
+
+def test_a_function_on_another_manifold_and_a_parameter_that_knows_its_own():
+    sphere = geoopt.Sphere()
+
+    def normalised(x, u):
+        return (x + u) / (x + u).norm(dim=-1, keepdim=True)
+
+    assert check_retraction(normalised, sphere, order=3).ok
+    x = geoopt.ManifoldParameter(sphere.random(5), sphere)
+    report = check_retraction(normalised, X=x)
+    assert report.ok, str(report)
+    assert "Sphere" in report.subject
 
 
 def test_the_report_draws_its_curves(tmp_path):

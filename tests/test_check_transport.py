@@ -18,6 +18,10 @@ FLAT = [(*batch, n, p) for batch, n, p in SHAPES]
 R = geometry.cayley_retraction
 
 
+def size(z):
+    return z.norm(dim=(-2, -1), keepdim=True)
+
+
 def failures(report):
     return {finding.name for finding in report.failures}
 
@@ -45,7 +49,7 @@ def test_every_manifold_of_ours_passes(manifold):
     report = check_transport(manifold, points=1, shapes=[(7, 3), (4, 4)])
     assert report.ok, str(report)
     assert report["retr_transp agrees with transp_follow_retr"].ok
-    assert len(report.findings) == 29
+    assert len(report.findings) == 30
 
 
 @pytest.mark.parametrize(
@@ -88,11 +92,11 @@ def test_between_points():
         (lambda X, u, z: z, "is tangent at the other point"),
         (lambda X, u, z: 1.01 * geometry.cayley_transport(X, u, z), "along zero is the identity"),
         (
-            lambda X, u, z: geometry.cayley_transport(X, u, z) * (1 + z.norm() * u.norm()),
+            lambda X, u, z: geometry.cayley_transport(X, u, z) * (1 + size(z) * size(u)),
             "is linear",
         ),
         (
-            lambda X, u, z: geometry.projection_transport(R(X, u), z + u.norm().sqrt() * z.flip(0)),
+            lambda X, u, z: geometry.projection_transport(R(X, u), z + size(u).sqrt() * z.flip(-2)),
             "order",
         ),
         (lambda X, u, z: geometry.cayley_transport(X, u, z)[..., :1], "shape"),

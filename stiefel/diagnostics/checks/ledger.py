@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stiefel.diagnostics.report import Curve, Finding, Report
 
-__all__ = ["Ledger", "in_a_line"]
+__all__ = ["Ledger", "fresh", "in_a_line"]
 
 
 class Ledger:
@@ -102,6 +102,11 @@ class Ledger:
             )
         curves = tuple(self._curves.values())
         return Report(self.subject, tuple(findings), curves, tuple(self._skipped))
+
+
+def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on copies of its arguments, so that it cannot change them for others."""
+    return lambda *args: function(*(a.clone() if isinstance(a, Tensor) else a for a in args))
 
 
 def in_a_line(error: Exception) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefel.diagnostics.checks.batches import note_batch, two_places
 from stiefel.diagnostics.checks.geodesics import check_geodesics
-from stiefel.diagnostics.checks.ledger import Ledger, in_a_line
+from stiefel.diagnostics.checks.ledger import Ledger
 from stiefel.diagnostics.checks.places import ATOL, Place, name_of, places, plain, require_manifold
 from stiefel.diagnostics.report import Report
 from stiefel.manifolds import Manifold
@@ -275,27 +276,10 @@ def _least_stretch(place: Place) -> float:
 def _check_batches(ledger: Ledger, place: Place, manifold: Any) -> None:
     if place.item == 0:
         return
-    y = plain(manifold.projx(place.x + _OFF * place.vector())) if place.source == "projx" else None
-    xs = torch.stack([place.x, place.x if y is None else y])
-    us = torch.stack([place.tangent(), (place if y is None else place.at(y)).tangent()]) / 4
+    pair = two_places(place)
+    xs = [at.x for at in pair]
+    us = [at.tangent() / 4 for at in pair]
     for name in ("projx", "proju", "inner", "egrad2rgrad", "retr", "expmap"):
-        method = getattr(manifold, name)
-        args = (xs,) if name == "projx" else (xs, us, us) if name == "inner" else (xs, us)
-        try:
-            each = torch.stack([plain(method(*(a[i] for a in args))) for i in range(2)])
-        except NotImplementedError:
-            ledger.skip(f"{name} is not implemented")
-            continue
-        except Exception as error:
-            ledger.skip(f"batches of {name}: one by one it raised {in_a_line(error)}")
-            continue
-        together = ledger.call(f"{name} of a batch", method, *args)
-        if together is not None:
-            together = plain(together)
-            same = together.shape == each.shape
-            defect = _largest((together - each) / (1 + each.abs())) if same else float("inf")
-            ledger.note(
-                "a batch gives what its members give", defect, "<=", ATOL,
-                f"{name} of two stacked points is not {name} of each: it mixes the members, or "
-                "its shape is wrong.", place.where,
-            )  # fmt: skip
+        vectors = {"projx": 0, "inner": 2}.get(name, 1)
+        pairs = [[x, *[u] * vectors] for x, u in zip(xs, us, strict=True)]
+        note_batch(ledger, name, getattr(manifold, name), pairs, place.where)

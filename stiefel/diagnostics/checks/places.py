@@ -208,11 +208,13 @@ def require_manifold(manifold: object) -> Manifold:
 
 
 def default_manifold(X: Tensor | None) -> Manifold:
-    """`stiefel.Stiefel` where no manifold was named.
+    """The manifold of a parameter that has one, else `stiefel.Stiefel`.
 
     Raises:
         OffManifoldError: If `X` is not a matrix with orthonormal columns.
     """
+    if isinstance(named := getattr(X, "manifold", None), Manifold):
+        return require_manifold(named)
     manifold = Stiefel()
     if X is not None:
         ok, reason = manifold.check_point_on_manifold(plain(X), explain=True)

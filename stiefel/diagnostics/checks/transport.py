@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.diagnostics.checks.ledger import Ledger
+from stiefel.diagnostics.checks.batches import note_batch, two_places
+from stiefel.diagnostics.checks.ledger import Ledger, fresh
 from stiefel.diagnostics.checks.places import (
     ATOL,
     Place,
@@ -60,7 +61,8 @@ def check_transport(
     Args:
         transport: A function ``T(X, u, z)`` that carries z along the retraction of u, or a
             manifold.
-        manifold: The manifold of the points; `stiefel.Stiefel` by default for a function.
+        manifold: The manifold of the points; for a function by default that of `X`, where it has
+            the attribute, else `stiefel.Stiefel`.
         retraction: The retraction ``R(X, u)`` that a function goes with; the manifold's by
             default.
         between_points: The function is ``T(X, Y, z)``, with the other point in place of u.
@@ -149,7 +151,10 @@ def _check(ledger: Ledger, place: Place, name: str, R: Move, T: Transport, isome
     x, where = place.x, place.where
     u, z, w = place.tangent(), place.tangent(), place.tangent()
     step, there = _other_end(place, R, u)
-    carried, other = plain(T(x, step, z)), plain(T(x, step, w))
+    if (first := ledger.call(name, T, x, step, z)) is None:
+        return
+    T = fresh(T)
+    carried, other = plain(first), plain(T(x, step, w))
     if carried.shape != x.shape:
         ledger.note(
             f"shape of {name}", math.nan, "<=", 0, f"{name} gives shape {tuple(carried.shape)} for "
@@ -184,6 +189,9 @@ def _check(ledger: Ledger, place: Place, name: str, R: Move, T: Transport, isome
     )
     ledger.curve(Curve(curve, STEPS, tuple(errors), 1), where)
     _check_isometry(ledger, place, there, name, (z, w), (carried, other), isometric)
+    if place.item:
+        pairs = [[at.x, at.tangent() / 4, at.tangent()] for at in two_places(place)]
+        note_batch(ledger, name, T, pairs, where)
 
 
 def _other_end(place: Place, R: Move, u: Tensor) -> tuple[Tensor, Place]:
