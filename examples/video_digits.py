@@ -2,9 +2,10 @@
 
 Run it with ``python examples/video_digits.py`` (about two minutes on one core). The digits are
 those of MNIST, read from ``--data-dir`` (``../shared/data/mnist`` by default); where there are
-none, drawings of two strokes take their place, and the first line says so. For every model it
-prints the l1 distance to the next frame on held-out digits, beside that of repeating the last
-frame and that of a black frame.
+none, generated drawings of two strokes take their place, and the first line says so. For every
+model it prints the l1 distance to the next frame on held-out digits, beside that of repeating the
+last frame and that of a black frame. ``stiefel train moving-digits`` trains on the same videos and
+has more methods; this is how to do it with a loop of your own.
 """
 
 # ruff: noqa: T201 - an example prints
@@ -17,67 +18,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy, l1_loss, max_pool2d
+from torch.nn.functional import binary_cross_entropy, l1_loss
 
 import stiefel
 from stiefel.errors import DataError
-from stiefel.experiments.mnist_files import load_mnist
+from stiefel.experiments.tasks import MovingDigits
 from stiefel.models import VideoPredictor
 
-SIZE, DIGIT, FRAMES = 32, 14, 8  # pixels of a frame and of a digit, frames of a video
 
-
-def digits(data_dir: Path) -> tuple[Tensor, Tensor]:
-    """Images `(N, 14, 14)` in [0, 1] to train on, and held-out ones."""
+def videos_of(data_dir: Path, held_out: int) -> MovingDigits:
+    """Eight frames of 32 x 32 pixels with a digit each."""
+    options: dict[str, Any] = {"frames": 8, "digits": 1, "evaluation_sequences": held_out}
     try:
-        mnist = load_mnist(data_dir)
+        task = MovingDigits(data_dir=data_dir, **options)
     except DataError:
         print(f"no MNIST in {data_dir}: drawings of two strokes instead")
-        return strokes(2000, seed=1), strokes(500, seed=2)
-    print(f"digits of MNIST, from {data_dir}")
-    images = (mnist.train_images, mnist.test_images)
-    train, test = (torch.tensor(part[:10000]).float() / 255 for part in images)
-    return max_pool2d(train, 2), max_pool2d(test, 2)
+        task = MovingDigits(source="shapes", **options)
+    print(task.describe())
+    return task
 
 
-def strokes(count: int, seed: int) -> Tensor:
-    """Two thick lines between random points, `(count, 14, 14)`."""
-    generator = torch.Generator().manual_seed(seed)
-    ends = 2 + 9 * torch.rand(count, 2, 2, 2, generator=generator)  # image, line, end, (y, x)
-    share = torch.linspace(0, 1, 24)[:, None]
-    points = ends[:, :, None, 0] * (1 - share) + ends[:, :, None, 1] * share
-    grid = torch.stack(torch.meshgrid(torch.arange(DIGIT), torch.arange(DIGIT), indexing="ij"), -1)
-    apart = (grid.flatten(0, 1)[None, :, None] - points.flatten(1, 2)[:, None]).square().sum(-1)
-    return torch.exp(-apart.amin(-1)).view(count, DIGIT, DIGIT)
-
-
-def videos(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """One digit a video, at a constant speed between walls: `(T, count, 1, 32, 32)`."""
-    chosen = images[torch.randint(len(images), (count,), generator=generator)]
-    room = SIZE - DIGIT
-    start = torch.randint(room + 1, (count, 2), generator=generator)
-    speed = 4 * torch.randint(2, (count, 2), generator=generator) - 2
-    way = (start + speed * torch.arange(FRAMES)[:, None, None]) % (2 * room)
-    corner = torch.minimum(way, 2 * room - way)  # there and back again
-    video = torch.zeros(FRAMES, count, 1, SIZE, SIZE)
-    for t in range(FRAMES):
-        for b, (y, x) in enumerate(corner[t].tolist()):
-            video[t, b, 0, y : y + DIGIT, x : x + DIGIT] = chosen[b]
-    return video
-
-
-def train(model: VideoPredictor, images: Tensor, iterations: int, batch: int = 8) -> None:
+def train(model: VideoPredictor, task: MovingDigits, iterations: int, batch: int = 8) -> None:
     """Adam for the coordinates of charts and all the rest, RGD for points on the manifold."""
     optimizer = stiefel.optim.build(model, lr=5e-3, lr_orthogonal=5e-3, lr_riemannian=1.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(iterations):
-        video = videos(images, batch, generator)
+    for step in range(iterations):
+        seen, due, _ = task.train_batch(step, batch, seed=1)
         optimizer.zero_grad()
-        prediction = model(video[:-1])
+        prediction = model(seen)
         # cross-entropy leads away from black frames, where l1 alone may stay
-        loss = l1_loss(prediction, video[1:]) + binary_cross_entropy(prediction, video[1:])
+        loss = l1_loss(prediction, due) + binary_cross_entropy(prediction, due)
         loss.backward()
         optimizer.step()
         schedule.step()
@@ -109,18 +79,15 @@ def main(
     Returns:
         The l1 distance of each model on held-out digits, and of ``"repeat"`` and ``"black"``.
     """
-    images, unseen = digits(data_dir)
-    test = videos(unseen, held_out, torch.Generator().manual_seed(2))
-    found = {
-        "repeat": l1_loss(test[:-1], test[1:]).item(),
-        "black": test[1:].mean().item(),
-    }
+    task = videos_of(data_dir, held_out)
+    (test,) = task.evaluation_batches(held_out, seed=0)
+    found = {"repeat": task.baseline, "black": test.targets.mean().item()}
     print(f"l1 of the last frame {found['repeat']:.4f}, of a black frame {found['black']:.4f}")
     for name in [*vias, "convlstm"]:
         model, begin = make(name), time.perf_counter()
-        train(model, images, iterations)
+        train(model, task, iterations)
         with torch.no_grad():
-            found[name] = l1_loss(model(test[:-1]), test[1:]).item()
+            found[name] = l1_loss(model(test.inputs), test.targets).item()
         print(
             f"{name}: l1 {found[name]:.4f}, {model.expected_parameters()} parameters, "
             f"{time.perf_counter() - begin:.0f} s"

@@ -348,7 +348,7 @@ def test_the_rule_of_learning_rates(name: str) -> None:
     task = make_task(options)
     found, lr = resolve(options, task), 3e-3
     assert found.lr == lr
-    gradient = 100 * lr / (task.baseline * 3)
+    gradient = 100 * lr * 25 / (task.baseline * 3)
     n, p = 25 * 4, 4
     expected = {
         **dict.fromkeys(METHODS, lr / 10),
