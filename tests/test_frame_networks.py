@@ -236,3 +236,25 @@ def test_lengths_and_states_of_any_kind(make: Any) -> None:
     for state in ("zeros", 3, (1, 2)[: len(network.state_names)]):
         with pytest.raises(errors.ShapeError, match="pass on what the last call gave"):
             network(x, state)
+
+
+def test_functional_call_gradients_and_maps(make: Any) -> None:
+    """`torch.func`: gradients by function, for parts of a batch, and of an ensemble."""
+    network, x = make(), frames(3, 4, 2, 5, 4)
+    leaves = dict(network.named_parameters())
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(network, values, (x,))[0].square().sum()
+
+    values = {name: leaf.detach() for name, leaf in leaves.items()}
+    slopes = torch.func.grad(loss)(values, x)
+    wanted = torch.autograd.grad(network(x)[0].square().sum(), list(leaves.values()))
+    halves = torch.stack(x.split(2, dim=1))
+    own = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(values, halves)
+    ensemble = {name: torch.stack([value, value]) for name, value in values.items()}
+    both = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(ensemble, x)
+    for name, slope in zip(leaves, wanted, strict=True):
+        bound = 1e-10 * max(1.0, slope.abs().max().item())
+        assert (slopes[name] - slope).abs().max() < bound
+        assert (own[name].sum(0) - slope).abs().max() < bound
+        assert (both[name][1] - slope).abs().max() < bound

@@ -221,6 +221,20 @@ def test_videos_of_the_example_move_and_stay_whole(tmp_path: Path) -> None:
     assert task.baseline > 0.01
 
 
+def test_functional_call_and_gradients(make: Any) -> None:
+    model, x = make(), video()
+    leaves = dict(model.named_parameters())
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, values, (x,)).square().sum()
+
+    values = {name: leaf.detach() for name, leaf in leaves.items()}
+    slopes = torch.func.grad(loss)(values, x)
+    wanted = torch.autograd.grad(model(x).square().sum(), list(leaves.values()))
+    for name, slope in zip(leaves, wanted, strict=True):
+        assert (slopes[name] - slope).abs().max() < 1e-10
+
+
 def test_errors_teach() -> None:
     model = small()
     with pytest.raises(errors.ShapeError, match="multiples of 4"):

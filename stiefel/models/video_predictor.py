@@ -248,7 +248,8 @@ class VideoPredictor(nn.Module):
                 f"expected frames of shape {layout} or unbatched (T, C, H, W) with C = "
                 f"{self.in_channels} channels, got {tuple(x.shape)}"
             )
-        weight = self.encoder[0].get_parameter("convolution.weight")
+        first: Any = self.encoder[0]
+        weight = first.convolution.weight
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise DtypeError(
                 f"expected frames of {weight.dtype}, as the parameters, got {x.dtype}: use "
