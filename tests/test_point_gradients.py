@@ -355,6 +355,33 @@ def test_compiled_models_run_eagerly_inside():
     torch.testing.assert_close(compiled(x)[0], before)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_what_is_compiled_inside_is_missing_or_there():
+    layer, x = linear(), torch.randn(5, 6, dtype=torch.float64)
+    _, G = plain_gradients(layer, lambda model: model(x).cos().sum())["weight"]
+    with point_gradients(layer) as gradients:
+        torch.compile(layer, backend="eager")(x).cos().sum().backward()
+    found = gradients["weight"]
+    if found.missing is None:
+        close(found.gradient, G)
+    else:
+        assert "not read" in found.missing
+
+
+def test_autocast_changes_the_gradient_but_not_the_point():
+    layer = linear(dtype=torch.float32)
+    x = torch.randn(5, 6)
+    with point_gradients(layer) as gradients, torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = layer(x).float().cos().sum()
+        loss.backward()
+    found = gradients["weight"]
+    assert found.point.dtype == found.gradient.dtype == torch.float32
+    close(found.point, layer.weight.detach(), 0)
+    W = layer.weight.detach().clone().requires_grad_()
+    (x @ W.mT).cos().sum().backward()
+    close(found.gradient, W.grad, 5e-2)
+
+
 def test_under_ddp_it_is_the_gradient_of_this_process(tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("torch was built without torch.distributed")

@@ -95,7 +95,7 @@ class ConstraintList(parametrize.ParametrizationList):
     def point(self) -> Tensor:
         """The point ``(*batch, n, p)``, differentiable, in the dtype of the emitted weight."""
         X = self.chart(*self.originals)
-        if _WATCHERS:
+        if _WATCHERS and not torch.compiler.is_compiling():
             for watcher in _WATCHERS.get(id(self), ()):
                 watcher(self, X)
         return X
