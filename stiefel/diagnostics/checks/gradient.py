@@ -84,6 +84,25 @@ def check_gradient(
         >>> [finding.name for finding in check_gradient(f, X, gradient=lambda X: A @ X).failures]
         ['order of the first-order model', 'error of the slope']
     """
+    of_a_point = {
+        "manifold": manifold,
+        "gradient": gradient,
+        "riemannian_gradient": riemannian_gradient,
+    }
+    _check_arguments(X, model, directions, of_a_point)
+    if model is not None:
+        return check_model_gradient(cost, model, directions, seeded(generator))
+    at = prepare(cost, X, manifold, gradient)
+    vectors = at.at.gradient
+    if riemannian_gradient is not None:
+        vectors = user_vectors(riemannian_gradient(*(x.clone() for x in at.at.X)), at.at.X)
+    return _report(at, vectors, directions, seeded(generator))
+
+
+def _check_arguments(
+    X: Any, model: nn.Module | None, directions: int, of_a_point: dict[str, Any]
+) -> None:
+    """Raises `ConfigurationError` for arguments that do not go together."""
     if directions < 1:
         raise ConfigurationError(f"expected directions >= 1, got {directions}")
     if (X is None) == (model is None):
@@ -91,20 +110,14 @@ def check_gradient(
             "expected a point, check_gradient(cost, X), or a model, check_gradient(cost, "
             "model=model), and not both"
         )
-    if model is not None:
-        if manifold is not None or gradient is not None or riemannian_gradient is not None:
-            raise ConfigurationError(
-                "manifold=, gradient= and riemannian_gradient= belong to a cost of a point: the "
-                "weights of a model know their manifolds, and backward() gives their gradients"
-            )
-        return check_model_gradient(cost, model, directions, seeded(generator))
-    if riemannian_gradient is not None and gradient is not None:
+    given = [name for name, value in of_a_point.items() if value is not None]
+    if model is not None and given:
+        raise ConfigurationError(
+            f"{', '.join(given)}: these belong to a cost of a point; the weights of a model know "
+            "their manifolds, and backward() gives their gradients"
+        )
+    if {"gradient", "riemannian_gradient"} <= set(given):
         raise ConfigurationError("expected gradient= or riemannian_gradient=, got both")
-    at = prepare(cost, X, manifold, gradient)
-    vectors = at.at.gradient
-    if riemannian_gradient is not None:
-        vectors = user_vectors(riemannian_gradient(*(x.clone() for x in at.at.X)), at.at.X)
-    return _report(at, vectors, directions, seeded(generator))
 
 
 def _report(

@@ -64,14 +64,12 @@ def check_hessian(
         generator: Source of randomness; the same numbers each time by default.
 
     Returns:
-        A report with the findings ``"order of the first-order model"`` and ``"error of the slope"``
-        (without a right gradient the rest means nothing), ``"order of the second-order model"``,
-        ``"error of the curvature"``, ``"symmetry of the Hessian"``, ``"linearity of the Hessian"``
-        and ``"tangency of the Hessian"``.
+        A report with the findings ``"order of the first-order model"``, ``"error of the slope"``
+        (of the gradient), ``"order of the second-order model"``, ``"error of the curvature"``,
+        and ``"symmetry"``, ``"linearity"`` and ``"tangency of the Hessian"``.
 
     Raises:
-        ConfigurationError: If the arguments do not go together, the cost is random, or it cannot
-            be differentiated twice.
+        ConfigurationError: If the cost is random, or cannot be differentiated twice.
         ShapeError: If the cost is no scalar, or a product has the wrong shape.
         OffManifoldError: If X is not on its manifold.
 
@@ -91,28 +89,27 @@ def check_hessian(
         raise ConfigurationError(f"expected directions >= 2, got {directions}")
     at = prepare(cost, X, manifold, gradient)
     points = at.at.X
-    product: _Product
-    if riemannian_hessian is None:
-        product = Hessian(at.problem, at.at, hessian)
-    else:
-        own = riemannian_hessian
-
-        def of_the_user(u: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return user_vectors(own(*(x.clone() for x in points), *u), points)
-
-        product = of_the_user
-
+    product = (
+        Hessian(at.problem, at.at, hessian)
+        if riemannian_hessian is None
+        else _own(riemannian_hessian, points)
+    )
     exact = 1e-3 if at.eps > 1e-10 else (1e-5 if hessian == "differences" else 1e-9)
     source = seeded(generator)
     vectors = [random_direction(at.problem, points, source) for _ in range(directions)]
     products = [product(u) for u in vectors]
     report = _second_order(at, vectors, products)
-    return Report(
-        report.subject,
-        (*report.findings, *_algebra(at, product, vectors, products, exact)),
-        report.curves,
-        (*at.notes, *report.skipped),
-    )
+    findings = (*report.findings, *_algebra(at, product, vectors, products, exact))
+    return Report(report.subject, findings, report.curves, (*at.notes, *report.skipped))
+
+
+def _own(riemannian_hessian: Callable[..., Any], X: tuple[Tensor, ...]) -> _Product:
+    """A user's Hessian as a function of a tuple."""
+
+    def product(u: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return user_vectors(riemannian_hessian(*(x.clone() for x in X), *u), X)
+
+    return product
 
 
 def _second_order(

@@ -71,8 +71,7 @@ def check_optimizer(
         parameters (sgd)"`` and ``"(adam)"``.
 
     Raises:
-        ConfigurationError: If `optimizer` is not a class or a function, or options do not go
-            together.
+        ConfigurationError: If `optimizer` is no class or function, or options do not go together.
         UnknownNameError: If `ordinary` is another name.
 
     Example:
@@ -84,9 +83,7 @@ def check_optimizer(
         False
     """
     trial = _trial(optimizer, manifold, options, shape, ordinary, seeded(generator))
-    name = getattr(optimizer, "__name__", type(optimizer).__name__)
-    given = ", ".join(f"{key}={value!r}" for key, value in trial.options.items())
-    ledger = Ledger(f"{name}({given}) on {trial.manifold}")
+    ledger = Ledger(f"{trial.name} on {trial.manifold}")
     if ledger.call("the first step", trial.first_step, 1e-3) is None:
         return ledger.report()
     call = ledger.call
@@ -98,8 +95,7 @@ def check_optimizer(
     call("a zero gradient", _check_zero, ledger, trial, lr)
     call("weight decay", _check_gradients_kept, ledger, trial, lr)
     call("maximize", _check_maximize, ledger, trial)
-    claims = [ordinary] if ordinary is not None else list(_TORCH)
-    for claim in claims:
+    for claim in [ordinary] if ordinary is not None else list(_TORCH):
         call("ordinary parameters", _check_ordinary, ledger, trial, lr, claim, ordinary is not None)
     return ledger.report()
 

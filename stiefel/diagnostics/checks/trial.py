@@ -49,6 +49,12 @@ class Trial:
         self.X = self._point(tuple(shape))
         self.G = self.noise(torch.float64)
 
+    @property
+    def name(self) -> str:
+        """The optimizer in words, with its options."""
+        name = getattr(self.kind, "__name__", type(self.kind).__name__)
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
+
     def _point(self, shape: tuple[int, ...]) -> Tensor:
         """A random point in float64; torch's own generator is left as it was."""
         if isinstance(self.manifold, Stiefel | GeooptStiefel):
