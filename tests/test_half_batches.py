@@ -79,6 +79,24 @@ def test_noise_in_few_directions_makes_it_wide_but_not_wrong(
     assert width <= widest * 2 * float(stdtrit(m - 1, 0.975)) * error
 
 
+@pytest.mark.parametrize(
+    ("m", "kind", "least"), [(4, "even", 0.88), (6, "even", 0.91), (8, "loudest", 0.88)]
+)
+def test_few_micro_batches_cover_less(m: int, kind: str, least: float) -> None:
+    """What the docs say of fewer than eight, and of a gradient where the noise is loudest."""
+    draws = torch.Generator().manual_seed(5)
+    d = 100
+    s = torch.arange(1, d + 1, dtype=torch.float64) ** (0.0 if kind == "even" else -0.5)
+    gradient = torch.zeros(d, dtype=torch.float64)
+    gradient[:10] = s[:10] * math.sqrt(2 * float((s**2).sum()) / m) / s[:10].norm()
+
+    def draw() -> torch.Tensor:
+        return gradient + s * torch.randn(m, d, dtype=torch.float64, generator=draws)
+
+    coverage, _ = _covered(draw, float(gradient @ gradient), 1000)
+    assert least <= coverage <= 0.97
+
+
 def test_the_interval_covers_for_heavy_tails_and_without_replacement() -> None:
     """Samples with heavy tails; half of a population in every draw."""
     draws = np.random.default_rng(0)
