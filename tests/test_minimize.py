@@ -14,6 +14,7 @@ import stiefel
 from stiefel import geometry
 from stiefel.optim import MinimizeResult, minimize
 from stiefel.optim.solvers import SOLVERS
+from stiefel.optim.solvers.components import GeooptComponent
 
 METHODS = sorted(SOLVERS)
 #: geoopt's manifolds have no Hessian of their own; differences of gradients need none.
@@ -135,6 +136,13 @@ def test_a_product_of_different_manifolds(method):
     assert isinstance(result.x, tuple)
     assert result.success, result.message
     assert abs(gap(result, least)) < 1e-10
+
+
+def test_inner_products_of_a_batch_are_those_of_its_points():
+    ball = geoopt.PoincareBall(torch.tensor(1.0, dtype=D))
+    X, u, v = ball.random(4, 3, dtype=D), torch.randn(4, 3, dtype=D), torch.randn(4, 3, dtype=D)
+    expected = sum(float(ball.inner(x, a, b)) for x, a, b in zip(X, u, v, strict=True))
+    assert float(GeooptComponent(ball).inner(X, u, v)) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)

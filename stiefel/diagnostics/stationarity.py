@@ -220,7 +220,7 @@ def _norms_elsewhere(manifold: Manifold, X: Tensor, G: Tensor) -> tuple[float, f
     """Norms of the gradient in a manifold's own metric, and of G."""
     X, G = _double(X), _double(G)
     u = manifold.egrad2rgrad(X, G)
-    return math.sqrt(max(float(manifold.inner(X, u).sum()), 0.0)), _norm(G)
+    return math.sqrt(max(float(manifold.inner(X, u, keepdim=True).sum()), 0.0)), _norm(G)
 
 
 @torch.no_grad()

@@ -137,6 +137,6 @@ def _norm_on(manifold: Manifold, leaves: list[Tensor]) -> Tensor:
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     with full_precision():
         gradient = manifold.egrad2rgrad(X, G / scale)
-        square = manifold.inner(X, gradient, gradient).sum()
+        square = manifold.inner(X, gradient, gradient, keepdim=True).sum()
     square = square.real if square.is_complex() else square
     return scale * square.clamp_min(0).sqrt()

@@ -176,8 +176,8 @@ class GeooptComponent(Component):
         return Gradient(vector, self.inner(X, vector, vector))
 
     def inner(self, X: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        """``inner``, summed over the batch."""
-        return self.manifold.inner(X, u, v).sum()
+        """``inner``, summed over the batch; without ``keepdim`` geoopt's balls mix up points."""
+        return self.manifold.inner(X, u, v, keepdim=True).sum()
 
     def project(self, X: Tensor, z: Tensor) -> Tensor:
         """``proju``."""
