@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import geoopt
 import numpy as np
@@ -30,7 +31,7 @@ class Holder(nn.Module):
 
 def riemannian(X):
     """A Holder whose Riemannian leaf is X, wherever X is."""
-    holder = Holder(X.shape, X.dtype)
+    holder: Any = Holder(X.shape, X.dtype)
     stiefel.orthogonal(holder, via="riemannian", init="haar")
     with torch.no_grad():
         holder.parametrizations.weight.original.copy_(X)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from typing import Any
 
 import geoopt
 import pytest
@@ -21,7 +22,7 @@ from tests.stationarity_oracle import plain_gradients
 VIAS = ["cwy", "riemannian"]
 
 
-def linear(via="cwy", n=6, p=6, dtype=torch.float64, **options):
+def linear(via="cwy", n=6, p=6, dtype=torch.float64, **options) -> Any:
     layer = nn.Linear(p, n, bias=False, dtype=dtype)
     return stiefel.orthogonal(layer, via=via, init="haar", **options)
 
@@ -72,7 +73,7 @@ def test_gradients_of_autograd_grad_are_seen(via):
 
 @pytest.mark.parametrize("via", VIAS)
 def test_tied_weights_are_one_weight(via):
-    model = nn.ModuleDict({"a": linear(via), "b": nn.Linear(6, 6, bias=False).double()})
+    model: Any = nn.ModuleDict({"a": linear(via), "b": nn.Linear(6, 6, bias=False).double()})
     stiefel.orthogonal(model["b"], via=via)
     model["b"].parametrizations = model["a"].parametrizations
     x = torch.randn(5, 6, dtype=torch.float64)
@@ -86,7 +87,7 @@ def test_tied_weights_are_one_weight(via):
 
 @pytest.mark.parametrize("via", VIAS)
 def test_tied_originals_of_two_storages_are_one_weight(via):
-    model = nn.ModuleDict({"a": linear(via), "b": linear(via)})
+    model: Any = nn.ModuleDict({"a": linear(via), "b": linear(via)})
     model["b"].weight = model["a"].weight.detach()
     model["b"].parametrizations.weight.original = model["a"].parametrizations.weight.original
     x = torch.randn(5, 6, dtype=torch.float64)
@@ -188,30 +189,30 @@ def test_a_cached_weight_is_read_once():
         layer(x)
         with point_gradients(layer) as gradients:
             layer(x).sum().backward()
-    assert "cached" in gradients["weight"].missing
+    assert "cached" in str(gradients["weight"].missing)
 
 
 @pytest.mark.parametrize("via", VIAS)
 def test_what_is_missing_is_said(via):
     layer, x = linear(via), torch.randn(5, 6, dtype=torch.float64)
     with point_gradients(layer) as gradients:
-        assert "not read" in gradients["weight"].missing
+        assert "not read" in str(gradients["weight"].missing)
         with torch.no_grad():
             layer(x)
-        assert "without gradients" in gradients["weight"].missing
+        assert "without gradients" in str(gradients["weight"].missing)
         loss = layer(x).sum()
-        assert "no backward pass" in gradients["weight"].missing
+        assert "no backward pass" in str(gradients["weight"].missing)
         assert gradients["weight"].gradient is None
         close(gradients["weight"].point, layer.weight.detach())
     loss.backward()
-    assert "no backward pass" in gradients["weight"].missing  # the block is over
+    assert "no backward pass" in str(gradients["weight"].missing)  # the block is over
     with point_gradients(layer) as gradients, torch.inference_mode():
         layer(x)
-    assert "without gradients" in gradients["weight"].missing
+    assert "without gradients" in str(gradients["weight"].missing)
     layer.requires_grad_(False)
     with point_gradients(layer) as gradients:
         layer(x.requires_grad_()).sum().backward()
-    assert "frozen" in gradients["weight"].missing
+    assert "frozen" in str(gradients["weight"].missing)
     with pytest.raises(KeyError, match="there are"):
         gradients["bias"]
 
@@ -224,7 +225,7 @@ def test_transforms_of_torch_func_are_named():
 
     with point_gradients(layer) as gradients:
         torch.func.grad(loss)({k: v.detach() for k, v in layer.named_parameters()})
-    assert "torch.func" in gradients["weight"].missing
+    assert "torch.func" in str(gradients["weight"].missing)
 
 
 def test_functional_call_is_seen():
@@ -282,11 +283,11 @@ def test_bare_points():
     close(gradients["theirs"].point, before.as_subclass(torch.Tensor))
     with point_gradients(model) as gradients:
         pass
-    assert "no backward pass" in gradients["ours"].missing
+    assert "no backward pass" in str(gradients["ours"].missing)
     model.ours.requires_grad_(False)
     with point_gradients(model) as gradients:
         model(x).backward()
-    assert "frozen" in gradients["ours"].missing
+    assert "frozen" in str(gradients["ours"].missing)
     assert gradients["theirs"].missing is None
 
 
@@ -322,7 +323,7 @@ def test_blocks_nest():
             layer(x).sum().backward()
         assert type(stiefel.operator(rnn.layers[0].recurrent)) is Dense
     assert type(stiefel.operator(rnn.layers[0].recurrent)) is CompactWY
-    close(outer["weight"].gradient, 2 * inner["weight"].gradient)
+    close(outer["weight"].gradient / 2, inner["weight"].gradient)
 
 
 def test_a_copy_made_inside_is_a_model_of_its_own():
@@ -332,7 +333,7 @@ def test_a_copy_made_inside_is_a_model_of_its_own():
         twin = copy.deepcopy(rnn)
         assert type(stiefel.operator(twin.layers[0].recurrent)) is CompactWY
         twin(x)[0].sum().backward()
-        assert "not read" in gradients["layers.0.recurrent.weight"].missing
+        assert "not read" in str(gradients["layers.0.recurrent.weight"].missing)
         rnn(x)[0].sum().backward()
     (found,) = gradients.values()
     assert found.gradient is not None
@@ -365,7 +366,7 @@ def test_what_is_compiled_inside_is_missing_or_there():
     if found.missing is None:
         close(found.gradient, G)
     else:
-        assert "not read" in found.missing
+        assert "not read" in str(found.missing)
 
 
 def test_autocast_changes_the_gradient_but_not_the_point():

@@ -26,6 +26,9 @@ every_via = over(CASES + POINTS, *DOUBLE)
 class Holder(nn.Module):
     """A loss of a weight (*batch, n, p)."""
 
+    A: torch.Tensor
+    C: torch.Tensor
+
     def __init__(self, shape, dtype):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(shape, dtype=dtype))
@@ -97,7 +100,7 @@ def test_the_scale_free_norm_is_the_norm_after_a_rebase(dtype):
     layer.zero_grad()
     scaled = observed(layer)
     assert scaled.scale_free_coordinate_norm_squared == pytest.approx(scale_free, rel=1e-9)
-    assert scaled.coordinate_norm_squared < after.coordinate_norm_squared
+    assert scaled.coordinate_norm_squared / after.coordinate_norm_squared < 0.9
 
 
 def observed(model):
@@ -229,13 +232,13 @@ def test_a_total_says_what_is_not_in_it():
     found = stationarity(model, gradients)
     whole = total(found)
     assert math.isnan(found["b.weight"].euclidean_norm)
-    assert "b.weight" in whole.missing
-    assert "not read" in whole.missing
+    assert "b.weight" in str(whole.missing)
+    assert "not read" in str(whole.missing)
     assert whole.euclidean_norm == pytest.approx(found["a.weight"].euclidean_norm)
     only_b = total({"b.weight": found["b.weight"]})
     assert math.isnan(only_b.euclidean_norm)
     assert math.isnan(only_b.kkt_residual)
-    assert "no constrained weight" in total({}).missing
+    assert "no constrained weight" in str(total({}).missing)
 
 
 def test_scale_free_norms_add_up_only_if_all_charts_have_them():
@@ -246,7 +249,7 @@ def test_scale_free_norms_add_up_only_if_all_charts_have_them():
         (model["a"]() + model["b"]()).backward()
     found = stationarity(model, gradients)
     parts = [each.scale_free_coordinate_norm_squared for each in found.values()]
-    assert total(found).scale_free_coordinate_norm_squared == pytest.approx(sum(parts))
+    assert total(found).scale_free_coordinate_norm_squared == pytest.approx(math.fsum(parts))
     mixed = found | {
         "b.weight": dataclasses.replace(found["b.weight"], scale_free_coordinate_norm_squared=None)
     }
