@@ -51,7 +51,8 @@ class HouseholderAdapter(nn.Module):
     float32 or better, those of a layer in 16 bits too.
 
     Args:
-        linear: The layer; it is held, not copied, and its parameters are frozen.
+        linear: The layer; it is held, not copied, and its parameters are frozen. Where its weight
+            is tied to another module, that one is frozen with it, and changed by `merge`.
         reflections: r, even, at most the number of input features d; at 2 r >= d a dense rotation
             is as cheap.
         generator: Source of randomness of the pairs.
