@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from stiefel.diagnostics.point_gradients import PointGradient, PointGradients
+from stiefel.diagnostics.point_gradients import PointGradient
 from stiefel.errors import ShapeError
 from stiefel.geometry import (
     canonical_gradient,
@@ -123,7 +123,9 @@ def measure(X: Tensor, G: Tensor) -> Stationarity:
     )
 
 
-def stationarity(model: nn.Module, gradients: PointGradients) -> dict[str, Stationarity]:
+def stationarity(
+    model: nn.Module, gradients: Mapping[str, PointGradient]
+) -> dict[str, Stationarity]:
     """Measures how far every constrained weight is from stationary.
 
     Call it after the backward passes and before the optimizer's step or ``zero_grad``: the
