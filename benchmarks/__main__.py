@@ -34,6 +34,7 @@ NAMES = (
     "adapter",
     "orders",
     "optimality",
+    "monitor",
 )
 #: Those that draw their curves with ``--picture``.
 _DRAWN = ("optimality",)

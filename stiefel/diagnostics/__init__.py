@@ -1,5 +1,9 @@
 """Is the implementation right, is the weight on the manifold, is training at a stationary point?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from stiefel.diagnostics.checks.gradient import check_gradient
 from stiefel.diagnostics.checks.hessian import check_hessian
 from stiefel.diagnostics.checks.manifold import check_manifold
@@ -11,11 +15,16 @@ from stiefel.diagnostics.differential import ChartDifferential, chart_differenti
 from stiefel.diagnostics.feasibility import Feasibility, feasibility
 from stiefel.diagnostics.half_batches import NormEstimate, gradient_noise, squared_norm_estimate
 from stiefel.diagnostics.loggers import CSVLogger, DictLogger, TensorBoardLogger
+from stiefel.diagnostics.monitor import StationarityMonitor
+from stiefel.diagnostics.monitor_report import MonitorReport
 from stiefel.diagnostics.point_gradients import PointGradient, PointGradients, point_gradients
 from stiefel.diagnostics.rates import Judgement, RateFit, Verdict, fit_rate, judge
 from stiefel.diagnostics.report import Curve, Finding, Report
 from stiefel.diagnostics.side_conditions import SideConditions
 from stiefel.diagnostics.stationarity import Stationarity, measure, stationarity, total
+
+if TYPE_CHECKING:
+    from stiefel.diagnostics.loggers.lightning import LightningCallback as LightningCallback
 
 __all__ = [
     "CSVLogger",
@@ -25,6 +34,7 @@ __all__ = [
     "Feasibility",
     "Finding",
     "Judgement",
+    "MonitorReport",
     "NormEstimate",
     "PointGradient",
     "PointGradients",
@@ -32,6 +42,7 @@ __all__ = [
     "Report",
     "SideConditions",
     "Stationarity",
+    "StationarityMonitor",
     "TensorBoardLogger",
     "Verdict",
     "chart_differential",
@@ -52,3 +63,16 @@ __all__ = [
     "stationarity",
     "total",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads Lightning when `LightningCallback` is asked for, and not before."""
+    if name == "LightningCallback":
+        from stiefel.diagnostics.loggers.lightning import LightningCallback
+
+        return LightningCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), "LightningCallback"]
