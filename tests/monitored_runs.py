@@ -138,9 +138,8 @@ def compare(row: dict[str, Any], expected: dict[str, float], bound: float = 1e-6
 
 def layers(via: str = "cwy", **options: Any) -> nn.Sequential:
     """A square weight, a tall one, and a head."""
-    kind = {"dtype": torch.float64}
+    kind: Any = {"dtype": torch.float64}
     model = nn.Sequential(nn.Linear(6, 6, **kind), nn.Linear(3, 6, **kind), nn.Linear(6, 1, **kind))
-    model[1].weight.data.copy_(torch.randn(6, 3, dtype=torch.float64))
     stiefel.orthogonal(model[0], via=via, init="haar", **options)
     stiefel.orthogonal(model[1], via=via, init="haar", **options)
     return nn.Sequential(

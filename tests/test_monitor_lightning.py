@@ -53,7 +53,7 @@ class Regression(LightningModule):
             batches, self._batches = self._batches, []
             model = nn.ModuleDict({"body": self.body, "head": self.head})
 
-            def loss(model: nn.Module) -> Tensor:
+            def loss(model: Any) -> Any:
                 out = [model["head"](torch.tanh(model["body"](x))) - y for x, y in batches]
                 return sum(each.square().mean() for each in out) / self.accumulate
 

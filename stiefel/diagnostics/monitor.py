@@ -151,7 +151,7 @@ class StationarityMonitor:
         self.model: nn.Module | None = model
         self.every, self.differential_every, self.scale = every, differential_every, scale
         self.loggers, self.side_conditions = list(loggers), side_conditions
-        self.records: list[dict[str, float | int | str]] = []
+        self.records: list[dict[str, Any]] = []
         self._seen: dict[str, Seen] = {}
         self._block: _Block | None = None
         self.step = 0
@@ -341,7 +341,7 @@ class StationarityMonitor:
         if steps:
             conditions.note(self.step, *map(list, zip(*steps, strict=True)))
 
-    def _write(self, row: dict[str, float | int | str]) -> None:
+    def _write(self, row: dict[str, Any]) -> None:
         self.records.append(row)
         if _together() and torch.distributed.get_rank() > 0:
             return

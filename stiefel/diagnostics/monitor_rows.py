@@ -30,7 +30,7 @@ __all__ = [
 #: The last measurement of a weight, and its step.
 Seen = tuple[int, Feasibility]
 
-Figures = dict[str, float | int | str]
+Figures = dict[str, Any]
 
 #: Below this share of what the chart could make of the gradient, a coordinate gradient is small.
 _SMALL = 0.1

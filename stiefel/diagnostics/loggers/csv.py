@@ -6,8 +6,9 @@ import csv
 import io
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from stiefel.diagnostics.loggers.dictionary import Row
 from stiefel.errors import ConfigurationError, DataError
@@ -58,7 +59,7 @@ class CSVLogger:
 
     def log(self, row: Row) -> None:
         """Takes a row."""
-        kept: list[dict[str, float | int | str]] | None = None
+        kept: list[dict[str, Any]] | None = None
         if self._columns is None:
             kept = [old for old in self.read(self.path) if not _again(old, row)]
             self._columns = list(dict.fromkeys(["step", *(name for old in kept for name in old)]))
@@ -75,7 +76,7 @@ class CSVLogger:
                 raise OSError(f"{self.path}: a row was not written whole: is the disk full?")
 
     @staticmethod
-    def read(path: str | Path) -> list[dict[str, float | int | str]]:
+    def read(path: str | Path) -> list[dict[str, Any]]:
         """Reads the rows of such a file, without empty cells and a half-written last line.
 
         Args:
@@ -122,11 +123,11 @@ class CSVLogger:
 def _again(old: Row, row: Row) -> bool:
     """Whether a run that begins with `row` logs `old` again: a later step, or its own figures."""
     if old["step"] != row["step"]:
-        return old["step"] > row["step"]  # pyright: ignore[reportOperatorIssue]
+        return old["step"] > row["step"]
     return len(old.keys() & row.keys()) > 1
 
 
-def _lines(rows: list[Mapping[str, float | int | str]], columns: list[str]) -> bytes:
+def _lines(rows: list[Row], columns: list[str]) -> bytes:
     """Lines of cells."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

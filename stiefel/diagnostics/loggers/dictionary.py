@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ["DictLogger", "Logger", "Row"]
 
-#: A row: ``"step"`` and figures.
-Row = Mapping[str, float | int | str]
+#: A row: ``"step"``, and figures, which are numbers or words.
+Row = Mapping[str, Any]
 
 
 class Logger(Protocol):
@@ -37,7 +37,7 @@ class DictLogger:
     """
 
     def __init__(self) -> None:
-        self.series: dict[str, dict[int, float | int | str]] = {}
+        self.series: dict[str, dict[int, Any]] = {}
 
     def log(self, row: Row) -> None:
         """Takes a row."""
