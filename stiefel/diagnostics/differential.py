@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError
-from stiefel.geometry import skew
+from stiefel.geometry import tangent_projection
 from stiefel.manifolds import GeooptStiefel, Stiefel
 from stiefel.numerics import double_dtype, full_precision
 from stiefel.parameter import Constraint
@@ -125,9 +125,7 @@ def chart_differential(
 class _Lifted:
     """A chart at its coordinates v, copied to float64, over real numbers.
 
-    Coordinates are `(B, m)` and tangent vectors `(B, d)` in an orthonormal basis of the tangent
-    space at X: u = X A + N C, with N an orthonormal complement of X, A skew-Hermitian and C any
-    matrix, |u|^2 = |A|^2 + |C|^2.
+    Coordinates are `(B, m)`, tangent vectors u `(B, n, p)`.
     """
 
     def __init__(self, chart: Parametrization, originals: Sequence[Tensor], dimension: int) -> None:
@@ -140,55 +138,26 @@ class _Lifted:
         with torch.enable_grad():
             self.graph = self.chart(*self.leaves)
         self.X = self.graph.detach().reshape(-1, chart.n, chart.p)
-        self.N = torch.linalg.qr(self.X, mode="complete").Q[..., chart.p :]
         self.batch, self.dimension = len(self.X), dimension
         self.coordinates = sum(_real(leaf.detach(), self.batch).shape[-1] for leaf in self.leaves)
 
-    def tangent(self, c: Tensor) -> Tensor:
-        """u `(B, n, p)` of coordinates c `(B, d)` in the basis."""
-        p, (i, j) = self.X.shape[-1], self._pairs
-        A = self.X.new_zeros(self.batch, p, p)
-        if self.X.is_complex():
-            above, diagonal, rest = c.split([2 * len(i), p, self.dimension - p * p], dim=-1)
-            above, rest = _complex(above), _complex(rest)
-            A.diagonal(dim1=-2, dim2=-1).copy_(1j * diagonal)
-        else:
-            above, rest = c.split([len(i), self.dimension - len(i)], dim=-1)
-        A[:, i, j] = above / math.sqrt(2)
-        A[:, j, i] = -above.conj() / math.sqrt(2)
-        return self.X @ A + self.N @ rest.reshape(self.batch, -1, p)
-
-    def in_basis(self, u: Tensor) -> Tensor:
-        """Coordinates `(B, d)` of the tangent part of u `(B, n, p)`: the adjoint of `tangent`."""
-        A, (i, j) = skew(self.X.mH @ u), self._pairs
-        above, rest = A[:, i, j] * math.sqrt(2), (self.N.mH @ u).flatten(1)
-        if not self.X.is_complex():
-            return torch.cat([above, rest], dim=-1)
-        diagonal = A.diagonal(dim1=-2, dim2=-1).imag
-        parts = (_real(above, self.batch), diagonal, _real(rest, self.batch))
-        return torch.cat(parts, dim=-1)
-
-    @property
-    def _pairs(self) -> tuple[Tensor, Tensor]:
-        """Rows and columns above the diagonal."""
-        p = self.X.shape[-1]
-        i, j = torch.triu_indices(p, p, 1, device=self.X.device)
-        return i, j
-
-    def pull(self, c: Tensor) -> Tensor:
-        """J^T c `(B, m)`, by a backward pass."""
-        u = self.tangent(c).reshape(self.graph.shape)
+    def pull(self, u: Tensor) -> Tensor:
+        """J^T u `(B, m)`, by a backward pass."""
         found = torch.autograd.grad(
-            self.graph, self.leaves, u, retain_graph=True, materialize_grads=True
+            self.graph,
+            self.leaves,
+            u.reshape(self.graph.shape),
+            retain_graph=True,
+            materialize_grads=True,
         )
         return torch.cat([_real(g, self.batch) for g in found], dim=-1)
 
     @torch.no_grad()
     def push(self, w: Tensor, step: float) -> Tensor:
-        """J w `(B, d)`, by a central difference over `step` in the coordinates."""
+        """J w, by a central difference over `step` in the coordinates."""
         h = step / w.norm()
         ahead, behind = (self._moved(sign * h * w) for sign in (1, -1))
-        return self.in_basis((ahead - behind) / (2 * h))
+        return tangent_projection(self.X, (ahead - behind) / (2 * h))
 
     def _moved(self, w: Tensor) -> Tensor:
         """The weight `(B, n, p)` of the coordinates v + w."""
@@ -203,39 +172,61 @@ class _Lifted:
         return self.chart(*moved).reshape(self.X.shape)
 
     def transposed(self) -> Tensor:
-        """J^T as rows `(B, d, m)`: one for each tangent vector of the basis."""
+        """J^T as rows `(B, d, m)`: one for each tangent vector of an orthonormal basis.
+
+        The basis is u = X A + N C, with N an orthonormal complement of X, A skew-Hermitian and C
+        any matrix: |u|^2 = |A|^2 + |C|^2.
+        """
+        N = torch.linalg.qr(self.X, mode="complete").Q[..., self.chart.p :]
         eye = torch.eye(self.dimension, dtype=torch.float64, device=self.X.device)
-        return torch.stack([self.pull(c.expand(self.batch, -1)) for c in eye], dim=1)
+        return torch.stack([self.pull(self._tangent(c, N)) for c in eye], dim=1)
+
+    def _tangent(self, c: Tensor, N: Tensor) -> Tensor:
+        """u `(B, n, p)` of coordinates c `(d,)` in the basis."""
+        p = self.X.shape[-1]
+        i, j = torch.triu_indices(p, p, 1, device=self.X.device)
+        A = self.X.new_zeros(p, p)
+        if self.X.is_complex():
+            above, diagonal, rest = c.split([2 * len(i), p, self.dimension - p * p])
+            above, rest = _complex(above), _complex(rest)
+            A.diagonal().copy_(1j * diagonal)
+        else:
+            above, rest = c.split([len(i), self.dimension - len(i)])
+        A[i, j] = above / math.sqrt(2)
+        A[j, i] = -above.conj() / math.sqrt(2)
+        return self.X @ A + N @ rest.reshape(-1, p)
 
 
 def _extremes(
     lifted: _Lifted, iterations: int, generator: torch.Generator | None
 ) -> tuple[float, float]:
-    """The smallest and largest |J^T c| over unit c in a Krylov space of J J^T.
+    """The smallest and largest |J^T u| over unit tangent vectors u in a Krylov space of J J^T.
 
     The space is that of the Lanczos method, kept orthonormal; the values come from J^T on it, which
-    is exact.
+    is exact. Tangent vectors are kept as the matrices they are: a basis would take n x n.
     """
-    size = (lifted.batch, lifted.dimension)
-    c = torch.randn(size, dtype=torch.float64, device=lifted.X.device, generator=generator)
-    c = c / c.norm()
+    X = lifted.X
+    start = torch.randn(X.shape, dtype=X.dtype, device=X.device, generator=generator)
+    u = tangent_projection(X, start)
+    u = u / u.norm()
     basis, images, step = [], [], 0.0
-    for _ in range(min(iterations, c.numel())):
-        w = lifted.pull(c)
-        basis.append(c.flatten())
+    for _ in range(min(iterations, lifted.batch * lifted.dimension)):
+        w = lifted.pull(u)
+        basis.append(_real(u, 1).flatten())
         images.append(w.flatten())
         size_of_w = float(w.norm())
         if size_of_w == 0:
             break
         step = step or _STEP / size_of_w  # moves the weight by about _STEP, whatever the scale of v
-        c = lifted.push(w, step)
-        Q = torch.stack(basis)
-        before = float(c.norm())
+        u, Q = lifted.push(w, step), torch.stack(basis)
+        before = float(u.norm())
         for _ in range(2):  # once is not enough to be orthogonal to rounding
-            c = c - ((c.flatten() @ Q.mT) @ Q).view_as(c)
-        if float(c.norm()) < 1e-8 * before:  # the space is invariant
+            flat = _real(u, 1).flatten()
+            flat = flat - (flat @ Q.mT) @ Q
+            u = tangent_projection(X, (_complex(flat) if X.is_complex() else flat).view(X.shape))
+        if float(u.norm()) < 1e-8 * before:  # the space is invariant
             break
-        c = c / c.norm()
+        u = u / u.norm()
     sigma = torch.linalg.svdvals(torch.stack(images))
     enough = lifted.coordinates >= lifted.dimension
     return (float(sigma[-1]) if enough else 0.0), float(sigma[0])
@@ -253,5 +244,5 @@ def _real(A: Tensor, batch: int) -> Tensor:
 
 
 def _complex(A: Tensor) -> Tensor:
-    """Complex numbers `(B, k)` of real ones `(B, 2 k)`, as `_real` lays them out."""
-    return torch.complex(A[:, ::2], A[:, 1::2])
+    """Complex numbers `(..., k)` of real ones `(..., 2 k)`, as `_real` lays them out."""
+    return torch.complex(A[..., ::2], A[..., 1::2])
