@@ -1,4 +1,4 @@
-"""The command line: ``stiefel train TASK --method METHOD``.
+"""The command line: ``stiefel train TASK --method METHOD`` and ``stiefel diagnose RUN``.
 
 Needs the extra ``stiefel[experiments]``; without it `main` says so in one line.
 """
@@ -41,11 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     from stiefel.experiments.arguments import parse
+    from stiefel.experiments.options import DiagnoseOptions
 
     options = parse(words)
-    from stiefel.experiments.training import train  # takes seconds: only for words that parse
+    # what follows takes seconds to import: only for words that parse
+    if isinstance(options, DiagnoseOptions):
+        from stiefel.experiments.diagnose import diagnose
 
-    train(options)
+        diagnose(options)
+    else:
+        from stiefel.experiments.training import train
+
+        train(options)
     return 0
 
 

@@ -14,10 +14,16 @@ import yaml
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from stiefel.errors import ConfigurationError
+from stiefel.errors import ConfigurationError, unknown
 from stiefel.experiments.folder import RunFolder
 from stiefel.experiments.methods import fitting
-from stiefel.experiments.options import PRECISIONS, TrainOptions, check_names
+from stiefel.experiments.options import (
+    EXPERIMENTS,
+    PRECISIONS,
+    DiagnoseOptions,
+    TrainOptions,
+    check_names,
+)
 from stiefel.experiments.recipes import RECIPES
 from stiefel.experiments.sprites import SOURCES
 from stiefel.experiments.tasks import FRAME_SIZES, LAYOUTS, TASKS
@@ -33,7 +39,7 @@ _EXPECTED = {
 
 @dataclasses.dataclass(frozen=True)
 class _Flag:
-    """A flag of ``stiefel train``: how its value is written, what it is, and what it must be."""
+    """A flag of a command: how its value is written, what it is, and what it must be."""
 
     metavar: str
     help: str
@@ -115,10 +121,48 @@ _FLAGS = {
     "checkpoint_every": _Flag(
         "STEPS", "steps between checkpoints (default: a fifth of the run, at most 100)", PositiveInt
     ),
+    "monitor_every": _Flag(
+        "STEPS",
+        "steps between rows of stationarity.csv, gradient norms and residuals of the orthogonal "
+        "weights for stiefel diagnose; 0 writes none (default: 0)",
+        NonNegativeInt,
+    ),
 }
+_DIAGNOSE_FLAGS = {
+    "experiment": _Flag("NAME", f"instead of a run: {', '.join(EXPERIMENTS)}"),
+    "samples": _Flag(
+        "NUMBER",
+        "run: batches of its size that the gradient is estimated from, at least 4 (default: 16)",
+        PositiveInt,
+    ),
+    "confidence": _Flag(
+        "SHARE", "run: confidence of intervals, between 0 and 1 (default: 0.95)", NonNegativeFloat
+    ),
+    "threads": _Flag("NUMBER", "run: CPU threads (default: those of the run)", PositiveInt),
+    "data_dir": _Flag("DIR", "run: folder with the MNIST files (default: that of the run)"),
+    "steps": _Flag("STEPS", "experiment: training steps, at least 400 (20000)", PositiveInt),
+    "seeds": _Flag("NUMBER", "experiment: draws of the noise (5)", PositiveInt),
+    "seed": _Flag(
+        "NUMBER",
+        "seed of the batches (default: the run's), or of the experiment (0)",
+        NonNegativeInt,
+    ),
+    "output": _Flag(
+        "DIR",
+        "where diagnosis.png and diagnosis.json go (default: the run folder; of an experiment: "
+        "runs/NAME-TIME)",
+    ),
+}
+_OF_RUNS = ("samples", "confidence", "threads", "data_dir")
+_OF_EXPERIMENTS = ("steps", "seeds")
 _TRAIN = """\
 Train one method on one task and leave a run folder: options, versions, metrics, checkpoint, a
 picture of the loss, and summary.json. Numbers in brackets are defaults."""
+_DIAGNOSE = """\
+Is the weight on its manifold, has training come to a stationary point, do gradients survive? Reads
+a run that `stiefel train` has left (finished, killed, or going on) or its checkpoint, on the CPU,
+and changes nothing of it. Prints tables; leaves a page of figures and the numbers. With
+--experiment: runs an experiment with a known answer. The exit status is 0 whatever is found."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -136,7 +180,7 @@ class _Parser(ArgumentParser):
         key = re.match(r'Parser key "([\w.]+)":\s*(.*)', message, re.DOTALL)
         if key:
             name = key[1].rpartition(".")[2]
-            flag, reason = _FLAGS.get(name), key[2]
+            flag, reason = {**_DIAGNOSE_FLAGS, **_FLAGS}.get(name), key[2]
             value = re.search(r"Given value: (.*)", message) or re.search(
                 r"type \w+: (?:.*: )?(\S+)", message
             )
@@ -149,7 +193,7 @@ class _Parser(ArgumentParser):
         sys.exit(2)
 
 
-def parse(words: list[str]) -> TrainOptions:
+def parse(words: list[str]) -> TrainOptions | DiagnoseOptions:
     """Reads the words after ``stiefel``.
 
     With ``--resume``, what the words leave out is as in the run that is resumed.
@@ -158,28 +202,31 @@ def parse(words: list[str]) -> TrainOptions:
         words: Such as ``["train", "copying", "--method", "rgd-c-c"]``.
 
     Returns:
-        The options of the run, with None where the task or the method decides.
+        The options of the command; of a run with None where the task or the method decides.
 
     Raises:
-        ConfigurationError: If no task is named, or the run to resume cannot be read.
-        UnknownNameError: If there is no such task, method or precision.
+        ConfigurationError: If no task or no run is named, or the run to resume cannot be read.
+        UnknownNameError: If there is no such task, method, precision or experiment.
         SystemExit: With status 2 for words that are not understood, 0 after ``--help``.
     """
-    options = _read(words, {})
+    parsed = _parser({}).parse_args(words)
+    if parsed.command == "diagnose":
+        return _diagnosis(parsed.diagnose)
+    options = _of(parsed.train, {})
     if options.resume and options.output is not None:
         folder = RunFolder(options.output)
         if folder.config.exists():
             stored = dataclasses.asdict(folder.read_config())
             kept = (name for name in (*_FLAGS, "task") if name != "output")
-            options = _read(words, {name: stored[name] for name in kept})
+            defaults = {name: stored[name] for name in kept}
+            options = _of(_parser(defaults).parse_args(words).train, defaults)
             if options.epochs is not None and options.iterations == stored["iterations"]:
                 options = dataclasses.replace(options, iterations=None)
     check_names(options)
     return options
 
 
-def _read(words: list[str], defaults: dict[str, Any]) -> TrainOptions:
-    parsed = _parser(defaults).parse_args(words).train
+def _of(parsed: Any, defaults: dict[str, Any]) -> TrainOptions:
     values = {field.name: _plain(parsed[field.name]) for field in dataclasses.fields(TrainOptions)}
     values.update({name: str(values[name]) for name in ("devices", "precision")})
     for config in parsed.config or ():
@@ -188,6 +235,32 @@ def _read(words: list[str], defaults: dict[str, Any]) -> TrainOptions:
     if values["task"] is None:
         raise ConfigurationError(f"which task? stiefel train TASK, TASK one of {', '.join(TASKS)}")
     return TrainOptions(**values)
+
+
+def _diagnosis(parsed: Any) -> DiagnoseOptions:
+    fields = dataclasses.fields(DiagnoseOptions)
+    options = DiagnoseOptions(**{field.name: _plain(parsed[field.name]) for field in fields})
+    if (options.run is None) == (options.experiment is None):
+        got = "neither" if options.run is None else "both"
+        raise ConfigurationError(
+            "expected a run folder, or its checkpoint, or --experiment NAME, got "
+            f"{got}: stiefel diagnose RUN"
+        )
+    if options.experiment is not None and options.experiment not in EXPERIMENTS:
+        raise unknown("experiment", options.experiment, EXPERIMENTS)
+    kind, other = ("runs", _OF_EXPERIMENTS) if options.run else ("experiments", _OF_RUNS)
+    for name in other:
+        if getattr(options, name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigurationError(f"{flag}: is no option of the diagnosis of {kind}")
+    if options.samples is not None and options.samples < 4:
+        raise ConfigurationError(
+            f"expected --samples to be at least 4, got {options.samples}: the noise of a batch "
+            "is seen by comparing batches"
+        )
+    if options.confidence is not None and not 0 < options.confidence < 1:
+        raise ConfigurationError(f"expected --confidence between 0 and 1, got {options.confidence}")
+    return options
 
 
 def _plain(value: Any) -> Any:
@@ -208,9 +281,10 @@ def _parser(defaults: dict[str, Any]) -> ArgumentParser:
         formatter_class=_Help,
     )
     commands = parser.add_subcommands(dest="command", required=True)
-    train = _train_parser(defaults)
+    train, diagnose = _train_parser(defaults), _diagnose_parser()
     commands.add_subcommand("train", train, help="train a method on a task")
-    train.prog = "stiefel train"
+    commands.add_subcommand("diagnose", diagnose, help="look into a run that train has left")
+    train.prog, diagnose.prog = "stiefel train", "stiefel diagnose"
     return parser
 
 
@@ -224,14 +298,32 @@ def _train_parser(defaults: dict[str, Any]) -> ArgumentParser:
     train.add_argument("--config", action="config", metavar="FILE", help="YAML file of options")
     own = {field.name: field.default for field in dataclasses.fields(TrainOptions)}
     for name, flag in _FLAGS.items():
-        default = defaults.get(name, own[name])
-        optional = flag.type if own[name] is not None else flag.type | None
-        train.add_argument(
-            "--" + name.replace("_", "-"),
-            type=optional,
-            default=default,
-            metavar=flag.metavar,
-            help=flag.help,
-        )
+        _add(train, name, flag, defaults.get(name, own[name]), required=own[name] is not None)
     train.add_argument("--resume", action="store_true", help="continue the run in --output DIR")
     return train
+
+
+def _diagnose_parser() -> ArgumentParser:
+    diagnose = _Parser(
+        usage="stiefel diagnose RUN | --experiment NAME [options]",
+        description=_DIAGNOSE,
+        formatter_class=_Help,
+    )
+    diagnose.add_argument(
+        "run", nargs="?", metavar="RUN", help="folder of the run, or a checkpoint in it"
+    )
+    own = {field.name: field.default for field in dataclasses.fields(DiagnoseOptions)}
+    for name, flag in _DIAGNOSE_FLAGS.items():
+        _add(diagnose, name, flag, own[name], required=own[name] is not None)
+    return diagnose
+
+
+def _add(parser: ArgumentParser, name: str, flag: _Flag, default: Any, *, required: bool) -> None:
+    """Adds a flag; one that is not required may be None."""
+    parser.add_argument(
+        "--" + name.replace("_", "-"),
+        type=flag.type if required else flag.type | None,
+        default=default,
+        metavar=flag.metavar,
+        help=flag.help,
+    )

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import yaml
@@ -29,7 +29,7 @@ from stiefel.experiments.options import TrainOptions
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["SUMMARY_KEYS", "RunFolder", "atomic_path"]
+__all__ = ["SUMMARY_KEYS", "RunFolder", "atomic_path", "new_folder"]
 
 #: The keys of ``summary.json`` that the closing table shows.
 SUMMARY_KEYS = ("loss", "baseline", "accuracy", "orthogonality_error", "seconds")
@@ -66,6 +66,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def new_folder(name: str) -> Path:
+    """Makes ``runs/<name>-<time>``, with a number behind it where that is taken."""
+    stem = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    names = (stem, *(f"{stem}-{k}" for k in range(2, 1000)))
+    return next(path for name in names if _made(path := Path("runs") / name))
+
+
 class RunFolder:
     """A run folder and its files.
 
@@ -81,6 +88,7 @@ class RunFolder:
         self.checkpoint = self.path / "checkpoint.ckpt"
         self.plot = self.path / "loss.png"
         self.summary = self.path / "summary.json"
+        self.stationarity = self.path / "stationarity.csv"
         self.tensorboard = self.path / "tensorboard"
         self.lock = self.path / ".lock"
 
@@ -95,9 +103,7 @@ class RunFolder:
             return cls(options.output)
         if options.resume:
             raise ConfigurationError("--resume needs the folder of the run: add --output DIR")
-        stem = f"{options.task}-{options.method}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-        names = (stem, *(f"{stem}-{k}" for k in range(2, 1000)))
-        return cls(next(path for name in names if _made(path := Path("runs") / name)))
+        return cls(new_folder(f"{options.task}-{options.method}"))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -202,7 +208,9 @@ class RunFolder:
             ConfigurationError: If there is none, or it cannot be read.
         """
         try:
-            return TrainOptions(**yaml.safe_load(self.config.read_text()))
+            options = TrainOptions(**yaml.safe_load(self.config.read_text()))
+            _check_kinds(options)
+            return options
         except FileNotFoundError as error:
             raise ConfigurationError(f"{self.config}: no such file, so no run to resume") from error
         except (TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -247,6 +255,20 @@ class RunFolder:
         """Writes ``summary.json``: the run is finished once it is there."""
         with atomic_path(self.summary) as path:
             path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _check_kinds(options: TrainOptions) -> None:
+    """Refuses values that are not of the kind of their option.
+
+    Raises:
+        TypeError: If there is one, such as a hidden size that is a word.
+    """
+    for name, kind in get_type_hints(TrainOptions).items():
+        value = getattr(options, name)
+        whole_rate = isinstance(value, int) and kind == float | None
+        if not (isinstance(value, kind) or whole_rate):
+            expected = getattr(kind, "__name__", str(kind))
+            raise TypeError(f"{name}: expected {expected}, got {value!r}")
 
 
 def _made(path: Path) -> bool:

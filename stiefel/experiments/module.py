@@ -23,7 +23,16 @@ from stiefel.models import RecurrentLayer, SequenceModel
 from stiefel.models.conv_neru import ConvNERULayer
 from stiefel.optim.build import OPTIMIZERS
 
-__all__ = ["Evaluation", "Experiment", "StepStream", "build_model", "orthogonality_error"]
+__all__ = [
+    "Evaluation",
+    "Experiment",
+    "StepStream",
+    "build_model",
+    "orthogonality_error",
+    "plain_points",
+]
+
+_LAYERS = (RecurrentLayer, ConvNERULayer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +116,20 @@ def orthogonality_error(model: nn.Module) -> float:
     kernel is measured as its point, sqrt(kh kw) Khat.
     """
     points = [constraint.point for constraint in parameter.constraints(model)]
-    points = points or [_as_point(weight) for weight in _recurrent_weights(model)]
+    points = points or list(plain_points(model).values())
     if not points:
         return math.nan
     with torch.no_grad():
         return max(float(orthonormality_residual(point.detach()).max()) for point in points)
+
+
+def plain_points(model: nn.Module) -> dict[str, Tensor]:
+    """The recurrent weights by name, (n, n), or (kh kw n, n) for sqrt(kh kw) times a kernel."""
+    return {
+        f"{name}.recurrent.weight": _as_point(part.recurrent.weight).detach()
+        for name, part in model.named_modules()
+        if isinstance(part, _LAYERS) and part.recurrent is not None
+    }
 
 
 class Experiment(LightningModule):
@@ -212,7 +230,7 @@ class Experiment(LightningModule):
 
 
 def _recurrent_weights(model: nn.Module) -> list[Tensor]:
-    layers = [part for part in model.modules() if isinstance(part, RecurrentLayer | ConvNERULayer)]
+    layers = [part for part in model.modules() if isinstance(part, _LAYERS)]
     return [layer.recurrent.weight for layer in layers if layer.recurrent is not None]
 
 

@@ -12,7 +12,15 @@ from stiefel.experiments.methods import check_reflections, fitting, method
 from stiefel.experiments.recipes import RECIPES
 from stiefel.experiments.tasks import TASKS, Task
 
-__all__ = ["PRECISIONS", "TrainOptions", "check_names", "make_task", "resolve"]
+__all__ = [
+    "EXPERIMENTS",
+    "PRECISIONS",
+    "DiagnoseOptions",
+    "TrainOptions",
+    "check_names",
+    "make_task",
+    "resolve",
+]
 
 #: Accepted precisions, and what Lightning calls them.
 PRECISIONS = {
@@ -22,11 +30,15 @@ PRECISIONS = {
     "16-mixed": "16-mixed",
 }
 
-#: What may differ between a run and its continuation. Devices and threads change the order of
-#: sums, hence the last bits; the others change nothing.
+#: What ``stiefel diagnose --experiment`` runs.
+EXPERIMENTS = ("theorem4",)
+
+#: What may differ between a run and its continuation. Devices, threads and the monitor, which
+#: forms the weight on its steps, change the order of sums, hence the last bits; the others change
+#: nothing.
 _FREE_TO_CHANGE = (
     *("output", "resume", "data_dir", "iterations", "epochs", "checkpoint_every"),
-    *("devices", "threads"),
+    *("devices", "threads", "monitor_every"),
 )
 
 #: Options that belong to some tasks only, beside the folder of data.
@@ -62,6 +74,7 @@ class TrainOptions:
         threads: CPU threads of torch.
         evaluation_sequences: Fresh sequences or videos that a generated task is evaluated on.
         checkpoint_every: Training steps between checkpoints.
+        monitor_every: Training steps between rows of ``stationarity.csv``; 0 for none.
     """
 
     task: str
@@ -88,6 +101,7 @@ class TrainOptions:
     threads: int | None = None
     evaluation_sequences: int | None = None
     checkpoint_every: int | None = None
+    monitor_every: int = 0
 
     def changed_from(self, other: TrainOptions) -> dict[str, tuple[Any, Any]]:
         """Options that decide what is trained and differ: name -> (other's, ours)."""
@@ -97,6 +111,35 @@ class TrainOptions:
             if field.name not in _FREE_TO_CHANGE
         }
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+@dataclasses.dataclass(frozen=True)
+class DiagnoseOptions:
+    """A diagnosis, of a run or of an experiment. None means: the default.
+
+    Attributes:
+        run: A run folder, or a checkpoint in one.
+        experiment: A name from `EXPERIMENTS`, instead of `run`.
+        samples: Batches that the gradient of a run is estimated from.
+        confidence: Confidence of intervals.
+        threads: CPU threads of torch; None takes the run's.
+        data_dir: Folder of data files; None takes the run's.
+        steps: Training steps of an experiment.
+        seeds: Draws of the noise in an experiment.
+        seed: Seed of the batches, None takes the run's; or of the experiment, None takes 0.
+        output: Folder of the picture and the numbers; None takes the run folder.
+    """
+
+    run: str | None = None
+    experiment: str | None = None
+    samples: int | None = None
+    confidence: float | None = None
+    threads: int | None = None
+    data_dir: str | None = None
+    steps: int | None = None
+    seeds: int | None = None
+    seed: int | None = None
+    output: str | None = None
 
 
 def check_names(options: TrainOptions) -> None:
@@ -171,6 +214,11 @@ def resolve(options: TrainOptions, task: Task) -> TrainOptions:
         raise ConfigurationError(
             f"--lr-orthogonal: {chosen.name} has no learning rate of its own for the recurrent "
             "weight; leave it out, or choose another method"
+        )
+    if options.monitor_every and not chosen.constrained:
+        raise ConfigurationError(
+            f"--monitor-every: {chosen.name} has no weight on a manifold to watch; leave it out, "
+            "or choose another method"
         )
     if options.lr_orthogonal is not None:
         own_rate = _rate("--lr-orthogonal", options.lr_orthogonal)

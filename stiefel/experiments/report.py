@@ -14,10 +14,10 @@ from stiefel.experiments.folder import SUMMARY_KEYS, atomic_path
 from stiefel.experiments.logs import read_metrics
 from stiefel.experiments.tasks import TASKS
 
-__all__ = ["SUMMARY_KEYS", "plot_loss", "print_table", "warn_if_diverged"]
+__all__ = ["DIVERGED", "SUMMARY_KEYS", "plot_loss", "print_table", "warn_if_diverged"]
 
 _SMALLEST = 1e-9  # what a logarithmic axis shows for a zero
-_DIVERGED = 2.0  # a loss that has grown by this factor is no result
+DIVERGED = 2.0  #: a loss that has grown by this factor is no result
 
 
 def print_table(console: Console, summary: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ def warn_if_diverged(console: Console, summary: dict[str, Any], metrics: Path) -
         metrics: The ``metrics.csv`` of the run, whose first row has the loss at the start.
     """
     first = next((row["loss"] for row in read_metrics(metrics) if "loss" in row), None)
-    if first is not None and summary["loss"] > _DIVERGED * first:
+    if first is not None and summary["loss"] > DIVERGED * first:
         console.print(
             f"training diverged: the loss rose from {first:.4g} to {summary['loss']:.4g}; lower "
             "--lr or --lr-orthogonal",

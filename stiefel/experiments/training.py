@@ -16,20 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
+from stiefel.diagnostics import CSVLogger, LightningCallback
 from stiefel.errors import ConfigurationError, DataError
 from stiefel.experiments.callbacks import AtomicCheckpointIO, Checkpointer, ProgressLine, Recorder
 from stiefel.experiments.folder import RunFolder
+from stiefel.experiments.history import read_record
 from stiefel.experiments.logs import MetricsFile, read_metrics
 from stiefel.experiments.module import Experiment, build_model
 from stiefel.experiments.options import PRECISIONS, TrainOptions, make_task, resolve
 from stiefel.experiments.report import plot_loss, print_table, warn_if_diverged
 from stiefel.experiments.tasks import Task
 
-__all__ = ["train"]
+__all__ = ["read_checkpoint", "torch_threads", "train"]
 
 _FOLDER_OF_LAUNCHER = "STIEFEL_RUN_FOLDER"
 _IN_CHECKPOINT = (
@@ -102,7 +104,7 @@ class _Run:
 def _run(run: _Run) -> dict[str, Any]:
     """Trains to the end, from the checkpoint if there is one."""
     folder, options, task = run.folder, run.options, run.task
-    with _threads(options.threads), _quiet():
+    with torch_threads(options.threads), _quiet():
         torch.manual_seed(options.seed)
         experiment = Experiment(build_model(options, task), task, options)
         resuming = folder.checkpoint.exists()
@@ -212,6 +214,7 @@ def _check(folder: RunFolder, resolved: TrainOptions) -> None:
     if folder.config.exists():
         folder.check_same(resolved)
     read_metrics(folder.metrics)
+    read_record(folder.stationarity)
     if not folder.checkpoint.exists():
         if folder.summary.exists():
             raise DataError(
@@ -239,6 +242,16 @@ def _recorder(resolved: TrainOptions, task: Task, began: float) -> Recorder:
     return Recorder(every, task.steps_per_epoch(resolved.batch_size), began)
 
 
+def _monitor(run: _Run) -> list[Callback]:
+    """What writes ``stationarity.csv``, where that is asked for."""
+    every = run.options.monitor_every
+    if not every:
+        return []
+    # rows that a killed run wrote after its last checkpoint are dropped when they come again
+    record = CSVLogger(run.folder.stationarity, resume=True)
+    return [LightningCallback(every, loggers=[record])]
+
+
 def _trainer(run: _Run, recorder: Recorder, resume_step: int | None) -> Trainer:
     folder, resolved = run.folder, run.options
     accelerator, devices = run.hardware
@@ -263,6 +276,7 @@ def _trainer(run: _Run, recorder: Recorder, resume_step: int | None) -> Trainer:
         ],
         callbacks=[
             recorder,
+            *_monitor(run),  # before the checkpoint, so that no row is lost between the two
             Checkpointer(folder.checkpoint, resolved.checkpoint_every),
             ProgressLine(run.console, recorder),
         ],
@@ -342,7 +356,8 @@ def _environment_restored() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Computes with `count` CPU threads inside the block; None leaves torch's choice."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
@@ -361,6 +376,8 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         # Lightning looks at torch's trees in a way that newer torch deprecates.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+        # A run may be continued with another --monitor-every, or without.
+        warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
         try:
             yield
         finally:

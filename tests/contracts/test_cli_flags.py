@@ -13,27 +13,43 @@ from stiefel.experiments.tasks import TASKS
 FLAGS = [
     *("--method", "--delay", "--hidden", "--reflections", "--iterations", "--epochs"),
     *("--batch-size", "--lr", "--lr-orthogonal", "--seed", "--output", "--resume", "--data-dir"),
-    *("--devices", "--precision", "--config", "--print_config"),
+    *("--devices", "--precision", "--config", "--print_config", "--monitor-every"),
     *("--frames", "--frame-size", "--digits", "--source", "--evaluation-sequences"),
+]
+DIAGNOSE_FLAGS = [
+    *("--experiment", "--samples", "--confidence", "--threads", "--data-dir", "--steps", "--seeds"),
+    *("--seed", "--output"),
 ]
 SUMMARY = {"loss", "baseline", "accuracy", "orthogonality_error", "seconds"}
 
 
-@pytest.fixture(scope="module")
-def help_text() -> str:
+def help_of(command: str) -> str:
     import contextlib
     import io
 
     text = io.StringIO()
     with contextlib.redirect_stdout(text), pytest.raises(SystemExit) as ended:
-        main(["train", "--help"])
+        main([command, "--help"])
     assert ended.value.code == 0
     return text.getvalue()
+
+
+@pytest.fixture(scope="module")
+def help_text() -> str:
+    return help_of("train")
 
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_flag_is_there_and_explained(help_text: str, flag: str) -> None:
     assert re.search(rf"^  {flag}\b[^\n]*(\n\s+|  )\w", help_text, re.MULTILINE), flag
+
+
+def test_flags_of_diagnose_are_there_and_explained() -> None:
+    text = help_of("diagnose")
+    for flag in DIAGNOSE_FLAGS:
+        assert re.search(rf"^  {flag}\b[^\n]*(\n\s+|  )\w", text, re.MULTILINE), flag
+    assert "RUN " in text
+    assert "theorem4" in text
 
 
 @pytest.mark.parametrize("name", [*METHODS, *TASKS])

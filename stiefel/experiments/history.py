@@ -1,0 +1,83 @@
+"""What ``stiefel train --monitor-every`` recorded, and what it says about convergence."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from pathlib import Path
+
+from stiefel.diagnostics import CSVLogger, Judgement, judge
+from stiefel.errors import DataError
+
+__all__ = ["History", "read_record"]
+
+_FIGURE = "model/euclidean_norm"
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """Squared Riemannian gradient norms along training, of the batches trained on.
+
+    Attributes:
+        steps: Training steps.
+        values: |grad|^2 over all constrained weights, Euclidean metric, at each of them; not
+            finite where the gradient was not.
+        noise_floor: What the noise of a batch alone gives; None where it was not estimated.
+        judgement: The slope and the verdict.
+    """
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    noise_floor: float | None
+    judgement: Judgement
+
+    @classmethod
+    def read(cls, path: Path, noise: float, confidence: float) -> History | None:
+        """Reads ``stationarity.csv``.
+
+        Args:
+            path: The file.
+            noise: Expected |noise|^2 of the gradient of one batch; NaN where it is not known.
+            confidence: Confidence of the verdict.
+
+        Returns:
+            The history; None where the file is absent or has no gradients.
+
+        Raises:
+            DataError: If the file is damaged.
+        """
+        rows = read_record(path)
+        pairs = [
+            (int(row["step"]), float(row[_FIGURE]) ** 2)
+            for row in rows
+            if isinstance(row.get(_FIGURE), float) and "model/missing" not in row
+        ]
+        if not pairs:
+            return None
+        steps, values = zip(*pairs, strict=True)
+        floor = noise if math.isfinite(noise) else None
+        found = judge(steps, values, noise_floor=floor, confidence=confidence)
+        return cls(steps, values, floor, found)
+
+    @property
+    def said(self) -> str:
+        """The verdict in words."""
+        found = self.judgement
+        sure = f" (confidence {100 * found.confidence:.3g} %)" if found.confidence > 0 else ""
+        return f"{found.verdict.value}{sure}: {found.explanation}"
+
+
+def read_record(path: Path) -> list[dict[str, float | int | str]]:
+    """Reads the rows of a ``stationarity.csv``; none where it is absent.
+
+    Raises:
+        DataError: If it is damaged.
+    """
+    try:
+        return CSVLogger.read(path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{path}: damaged ({error}); repair or delete the bad rows, or delete the file and go "
+            "on without the rows so far"
+        ) from error
