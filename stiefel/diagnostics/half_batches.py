@@ -249,6 +249,19 @@ def _gram(gradients: Tensor) -> np.ndarray:
 def _estimate(
     K: np.ndarray, population: int | None, batch_size: int | None, confidence: float
 ) -> NormEstimate:
+    """The estimate from the Gram matrix, whose fourth powers may overflow: in units of its size.
+
+    The unit is a power of two, so that nothing is rounded by it.
+    """
+    unit = math.ldexp(1.0, min(math.frexp(float(np.abs(K).max()))[1], 1000))
+    found = _scaled_estimate(K / unit, population, batch_size, confidence)
+    names = ("value", "low", "high", "standard_error", "noise_floor")
+    return replace(found, **{name: getattr(found, name) * unit for name in names})
+
+
+def _scaled_estimate(
+    K: np.ndarray, population: int | None, batch_size: int | None, confidence: float
+) -> NormEstimate:
     """The estimate from the Gram matrix, in the letters of `squared_norm_estimate`."""
     m = len(K)
     rest = 1 - _drawn(m, population, batch_size)  # 1 - f
