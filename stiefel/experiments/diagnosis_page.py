@@ -32,7 +32,7 @@ def draw_diagnosis(diagnosis: Diagnosis) -> Figure:
     """
     run = diagnosis.run
     figure = Figure(figsize=(15, 9))
-    figure.subplots_adjust(left=0.05, right=0.98, bottom=0.06, top=0.9, wspace=0.18, hspace=0.4)
+    figure.subplots_adjust(left=0.05, right=0.98, bottom=0.06, top=0.9, wspace=0.18, hspace=0.45)
     panels = figure.subplots(2, 3).flatten()
     for axes, draw in zip(
         panels, (_gradient, _slope, _feasibility, _singular_values, _states, _adjoints), strict=True
@@ -102,7 +102,7 @@ def _slope(axes: Any, diagnosis: Diagnosis) -> None:
         axes.axhline(history.noise_floor, color="C3", linestyle=":", label="noise of a batch")
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel(
-        f"training step\n{textwrap.fill(history.said, 66)}",
+        f"training step\n{textwrap.fill(history.said, 70, max_lines=4, placeholder=' ...')}",
         fontsize="small",
     )
     axes.legend(fontsize="small")
