@@ -102,7 +102,8 @@ def test_pushing_is_the_adjoint_of_pulling(case, shape, dtype):
     constraint = held(case, shape, dtype)
     _, n, p = shape
     dimension = 2 * n * p - p * p if dtype.is_complex else n * p - p * (p + 1) // 2
-    lifted = _Lifted(constraint.storage.chart, constraint.leaves, dimension)
+    lifted = _Lifted(constraint.storage.chart, constraint.leaves)
+    assert lifted.dimension == dimension
     X = lifted.X
     N = torch.linalg.qr(X, mode="complete").Q[..., p:]
     c, d = torch.randn(2, dimension, dtype=torch.float64)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError
-from stiefel.geometry import tangent_projection
+from stiefel.geometry import manifold_dimension, tangent_projection
 from stiefel.manifolds import GeooptStiefel, Stiefel
 from stiefel.numerics import double_dtype, full_precision
 from stiefel.parameter import Constraint
@@ -103,23 +103,32 @@ def chart_differential(
             f"{constraint.manifold}, which has no chart here: leave it out"
         )
     storage, (n, p) = constraint.storage, constraint.point.shape[-2:]
-    dimension = n * p - p * (p + 1) // 2
-    if constraint.point.is_complex():
-        dimension = 2 * n * p - p * p
+    dimension = manifold_dimension(n, p, constraint.point.is_complex())
     if dimension == 0:  # one real number, +1 or -1
         return ChartDifferential(math.nan, math.nan, 0, 0, True)
     if constraint.is_riemannian or storage is None:
         return ChartDifferential(1.0, 1.0, dimension, dimension, True)
     if not bool(constraint.point.isfinite().all()):
         return ChartDifferential(math.nan, math.nan, dimension, None, False)
-    lifted = _Lifted(storage.chart, storage.originals, dimension)
+    lifted = _Lifted(storage.chart, storage.originals)
     if dimension > exact_below:
         smallest, largest = _extremes(lifted, iterations, generator)
         return ChartDifferential(smallest, largest, dimension, None, False)
-    sigma = torch.linalg.svdvals(lifted.transposed())  # (batch, min(d, coordinates))
-    smallest = float(sigma[:, dimension - 1].min()) if sigma.shape[-1] >= dimension else 0.0
-    rank = int((sigma > RANK_THRESHOLD * sigma[:, :1]).sum(-1).min())
-    return ChartDifferential(smallest, float(sigma.max()), dimension, rank, True)
+    return lifted.singular_values()
+
+
+@full_precision()
+def exact_differential(chart: Parametrization, originals: Sequence[Tensor]) -> ChartDifferential:
+    """The same for a chart at given coordinates, with all singular values.
+
+    Args:
+        chart: The chart, not changed.
+        originals: Its coordinates.
+
+    Returns:
+        The singular values; NaN, and no rank, where a derivative is not finite.
+    """
+    return _Lifted(chart, originals).singular_values()
 
 
 class _Lifted:
@@ -128,7 +137,7 @@ class _Lifted:
     Coordinates are `(B, m)`, tangent vectors u `(B, n, p)`.
     """
 
-    def __init__(self, chart: Parametrization, originals: Sequence[Tensor], dimension: int) -> None:
+    def __init__(self, chart: Parametrization, originals: Sequence[Tensor]) -> None:
         self.chart = copy.deepcopy(chart)._apply(_to_double)
         self.chart.weight_dtype = None
         self.leaves = [
@@ -138,11 +147,14 @@ class _Lifted:
         with torch.enable_grad():
             self.graph = self.chart(*self.leaves)
         self.X = self.graph.detach().reshape(-1, chart.n, chart.p)
-        self.batch, self.dimension = len(self.X), dimension
+        self.batch = len(self.X)
+        self.dimension = manifold_dimension(chart.n, chart.p, self.X.is_complex())
         self.coordinates = sum(_real(leaf.detach(), self.batch).shape[-1] for leaf in self.leaves)
 
     def pull(self, u: Tensor) -> Tensor:
         """J^T u `(B, m)`, by a backward pass."""
+        if not self.graph.requires_grad:  # a constant
+            return torch.zeros(self.batch, self.coordinates, dtype=torch.float64).to(u.device)
         found = torch.autograd.grad(
             self.graph,
             self.leaves,
@@ -170,6 +182,16 @@ class _Lifted:
                 flat = _complex(flat)
             moved.append(flat.reshape(leaf.shape))
         return self.chart(*moved).reshape(self.X.shape)
+
+    def singular_values(self) -> ChartDifferential:
+        """All of J, from J^T; of a batch the worst."""
+        d, J = self.dimension, self.transposed()
+        if not bool(J.isfinite().all()):
+            return ChartDifferential(math.nan, math.nan, d, None, True)
+        sigma = torch.linalg.svdvals(J)  # (batch, min(d, coordinates))
+        smallest = float(sigma[:, d - 1].min()) if sigma.shape[-1] >= d else 0.0
+        rank = int((sigma > RANK_THRESHOLD * sigma[:, :1]).sum(-1).min())
+        return ChartDifferential(smallest, float(sigma.max()), d, rank, True)
 
     def transposed(self) -> Tensor:
         """J^T as rows `(B, d, m)`: one for each tangent vector of an orthonormal basis.

@@ -6,6 +6,7 @@ keeps state, works in place, or knows about modules and optimizers.
 
 from stiefel.geometry.cayley_map import cayley_coordinates, cayley_map
 from stiefel.geometry.descent import DESCENTS, cayley_descent, cholesky_qr_descent
+from stiefel.geometry.dimension import manifold_dimension
 from stiefel.geometry.distances import LOGARITHMS, canonical_distance, euclidean_distance
 from stiefel.geometry.exponential_products import exponential_of_coordinates, skew_exponential
 from stiefel.geometry.exponentials import (
@@ -73,6 +74,7 @@ __all__ = [
     "frame_exponential",
     "gram_polar_factor",
     "haar",
+    "manifold_dimension",
     "newton_schulz_factor",
     "orthonormality_residual",
     "polar_factor",

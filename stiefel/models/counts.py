@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from stiefel.geometry import manifold_dimension
 from stiefel.parameter import Constraint, constraints
 
-__all__ = ["linear_parameters", "manifold_dimension", "weight_parameters"]
-
-
-def manifold_dimension(n: int, p: int, is_complex: bool = False) -> int:
-    """Dimension of St(n, p): n p - p (p + 1) / 2, complex 2 n p - p^2.
-
-    Args:
-        n: Rows.
-        p: Columns, at most n.
-        is_complex: Whether the matrices are complex.
-
-    Returns:
-        The dimension as a real manifold; n (n - 1) / 2 for O(n), n^2 for U(n).
-    """
-    return 2 * n * p - p * p if is_complex else n * p - p * (p + 1) // 2
+__all__ = ["linear_parameters", "weight_parameters"]
 
 
 def weight_parameters(module: nn.Module, name: str = "weight", *, effective: bool = False) -> int:

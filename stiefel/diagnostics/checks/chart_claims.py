@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stiefel.diagnostics.checks.ledger import Ledger
+from stiefel.diagnostics.differential import exact_differential
 from stiefel.parametrizations import Parametrization
 
 __all__ = [
@@ -22,10 +23,8 @@ __all__ = [
     "random_coordinates",
 ]
 
-#: Weights of at most so many entries get the rank of their chart's differential.
+#: Matrices of at most so many entries get the rank of their chart's differential.
 _RANKED = 64
-#: A singular value below this part of the largest one counts as zero.
-_ZERO = 1e-10
 
 
 def random_coordinates(
@@ -169,42 +168,19 @@ def check_rank(
     ledger: Ledger, chart: Parametrization, places: dict[str, tuple[Tensor, ...]], where: str
 ) -> None:
     """The smallest rank of the chart's differential, for small weights."""
-    if math.prod(chart.shape) > _RANKED:
+    if chart.n * chart.p > _RANKED:
         ledger.skip(f"rank: only for weights of at most {_RANKED} entries")
         return
-    real = not where.startswith("complex")
-    n, p = chart.n, chart.p
-    one = n * p - p * (p + 1) // 2 if real else 2 * n * p - p * p
-    dimension = one * math.prod(chart.batch)
-    if dimension == 0:
-        return
     for word, v in places.items():
+        found = exact_differential(chart, v)
+        if found.dimension == 0:
+            return
         ledger.note(
-            f"rank of the differential, of {dimension} ({where})",
-            _rank(chart, v),
+            f"rank of the differential, of {found.dimension} ({where})",
+            found.rank or 0,
             ">=",
             1,
             "no motion of the coordinates moves the weight: training cannot leave this place. "
             "Start elsewhere.",
             word,
         )
-
-
-def _rank(chart: Parametrization, v: tuple[Tensor, ...]) -> int:
-    leaves = tuple(part.detach().clone().requires_grad_() for part in v)
-    X = chart(*leaves)
-    parts = [X.real, X.imag] if X.is_complex() else [X]
-    rows = []
-    for entry in torch.cat([part.reshape(-1) for part in parts]):
-        g = torch.autograd.grad(entry, leaves, retain_graph=True, allow_unused=True)
-        flat = [
-            torch.view_as_real(a).reshape(-1) if a.is_complex() else a.reshape(-1)
-            for a in g
-            if a is not None
-        ]
-        rows.append(torch.cat(flat))
-    J = torch.stack(rows)
-    if not bool(J.isfinite().all()):
-        return 0
-    sigma = torch.linalg.svdvals(J)
-    return int((sigma > _ZERO * max(float(sigma[0]), 1e-300)).sum()) if float(sigma[0]) > 0 else 0
