@@ -15,7 +15,7 @@ from stiefel.diagnostics.feasibility import Feasibility, feasibility
 from stiefel.diagnostics.half_batches import NormEstimate
 from stiefel.diagnostics.point_gradients import PointGradient
 from stiefel.diagnostics.skeleton import coordinate_gradients
-from stiefel.diagnostics.stationarity import Stationarity, stationarity, total
+from stiefel.diagnostics.stationarity import Stationarity, is_of_reflections, stationarity, total
 from stiefel.parameter import Constraint, constraints
 
 __all__ = [
@@ -182,7 +182,7 @@ def reflections(
     Returns:
         Three tensors ``(*batch, n, L)``; None for other charts, and where there is no gradient.
     """
-    if constraint.via not in ("cwy", "tcwy", "householder") or constraint.via != frozen.via:
+    if not is_of_reflections(constraint) or constraint.via != frozen.via:
         return None
     before, after = frozen.leaves[0], constraint.leaves[0]
     gradient = before.grad if used is None else used[0]

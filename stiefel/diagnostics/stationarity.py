@@ -23,9 +23,6 @@ from stiefel.parameter import Constraint, constraints
 
 __all__ = ["Stationarity", "measure", "stationarity", "total"]
 
-#: Charts whose weight depends on the directions v / |v| of the columns of their first leaf.
-_SCALE_FREE = ("cwy", "tcwy", "householder")
-
 
 @dataclass(frozen=True)
 class Stationarity:
@@ -233,12 +230,17 @@ def _coordinate_norms(constraint: Constraint) -> tuple[float | None, float | Non
     if constraint.is_riemannian or all(square is None for square in squares):
         return None, None
     coordinates = math.fsum(float(square.sum()) for square in squares if square is not None)
-    if constraint.via not in _SCALE_FREE:
+    if not is_of_reflections(constraint):
         return coordinates, None
     scaled = [square for square in squares[1:] if square is not None]
     if squares[0] is not None:  # sum_l |v_l|^2 |grad_{v_l}|^2
         scaled.append(_squares(leaves[0]).sum(-2) * squares[0].sum(-2))
     return coordinates, math.fsum(float(square.sum()) for square in scaled)
+
+
+def is_of_reflections(constraint: Constraint) -> bool:
+    """Whether the columns of a weight's first leaf are reflection vectors v_l."""
+    return constraint.storage is not None and constraint.storage.chart.reflects
 
 
 def _double(X: Tensor) -> Tensor:

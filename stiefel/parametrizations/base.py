@@ -61,6 +61,8 @@ class Parametrization(nn.Module, ABC):
     batched: ClassVar[bool] = True
     #: Whether the coordinates are a matrix near the weight, so that a point is its own.
     proxy: ClassVar[bool] = False
+    #: Whether the first coordinates are columns of reflection vectors: only their directions count.
+    reflects: ClassVar[bool] = False
     #: Whether the chart is centred at a point, the buffer `base`, that `rebase` moves. The buffer
     #: stays in float32 or better, whatever the module is cast to.
     has_base: bool = False

@@ -71,6 +71,7 @@ class CWY(OneComponent):
     """
 
     name = "cwy"
+    reflects = True
 
     def __init__(
         self,
