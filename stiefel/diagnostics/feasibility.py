@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError
 from stiefel.geometry.determinant import determinant_sign
-from stiefel.manifolds import GeooptStiefel, Stiefel
-from stiefel.numerics import double_dtype, full_precision, tolerance
-from stiefel.parameter import Constraint, Riemannian, constraints
+from stiefel.manifolds import GeooptStiefel, Stiefel, tolerance_on
+from stiefel.numerics import double_dtype, full_precision
+from stiefel.parameter import Constraint, constraints
 
 __all__ = ["Feasibility", "feasibility"]
 
@@ -104,7 +104,8 @@ def feasibility(model: nn.Module) -> dict[str, Feasibility]:
 def _measure(constraint: Constraint) -> Feasibility:
     X = constraint.point
     manifold, shape = constraint.manifold, tuple(X.shape)
-    bound = _tolerance(constraint, X)
+    n, p = shape[-2:] if len(shape) > 1 else (X.numel(), 1)
+    bound = tolerance_on(manifold, X.dtype, n, p)
     exact = X.to(double_dtype(X.dtype))
     if not isinstance(manifold, Stiefel | GeooptStiefel):
         residual = (exact - manifold.projx(exact.clone())).abs()
@@ -112,17 +113,6 @@ def _measure(constraint: Constraint) -> Feasibility:
     else:
         numbers = _stiefel(exact)
     return Feasibility(constraint.path, constraint.via, shape, *numbers, bound)
-
-
-def _tolerance(constraint: Constraint, X: Tensor) -> float:
-    """The bound that the library holds this weight to; wider for iterates near the manifold."""
-    n, p = X.shape[-2:] if X.ndim > 1 else (X.numel(), 1)
-    storage = constraint.storage
-    if storage is not None and isinstance(storage.chart, Riemannian):
-        return storage.chart.tolerance_for(X.dtype)
-    if isinstance(constraint.manifold, Stiefel):
-        return constraint.manifold.tolerance_for(X.dtype, n, p)
-    return tolerance(X.dtype, n, p)
 
 
 def _stiefel(X: Tensor) -> tuple[float, float, float, float, int | None]:

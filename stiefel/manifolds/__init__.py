@@ -10,7 +10,7 @@ from stiefel.manifolds.base import (
     ManifoldTensor,
 )
 from stiefel.manifolds.parameter import ManifoldParameter, restore_manifold
-from stiefel.manifolds.stiefel import Stiefel, auto_retraction
+from stiefel.manifolds.stiefel import Stiefel, auto_retraction, tolerance_on
 
 __all__ = [
     "GeooptManifoldParameter",
@@ -21,4 +21,5 @@ __all__ = [
     "Stiefel",
     "auto_retraction",
     "restore_manifold",
+    "tolerance_on",
 ]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stiefel import geometry
 from stiefel.geometry import polish
-from stiefel.manifolds import Manifold, Stiefel
-from stiefel.numerics import compute_dtype, tolerance
+from stiefel.manifolds import Manifold, Stiefel, tolerance_on
+from stiefel.numerics import compute_dtype
 from stiefel.operators import Dense, Operator
 from stiefel.parametrizations import Parametrization
 
@@ -67,9 +67,7 @@ class Riemannian(Parametrization):
 
     def tolerance_for(self, dtype: torch.dtype) -> float:
         """The largest entry of |X^H X - I| at which X counts as a point."""
-        if isinstance(self._manifold, Stiefel):
-            return self._manifold.tolerance_for(dtype, self.n, self.p)
-        return tolerance(dtype, self.n, self.p)
+        return tolerance_on(self._manifold, dtype, self.n, self.p)
 
     def forward(self, *originals: Tensor) -> Tensor:
         """The point itself, in `weight_dtype` where that is set.

@@ -12,8 +12,9 @@ from torch import nn
 
 from stiefel.diagnostics.checks.costs import seeded, tangency
 from stiefel.diagnostics.checks.ledger import Ledger
+from stiefel.diagnostics.checks.places import plain
 from stiefel.diagnostics.checks.slopes import STEPS, order_finding
-from stiefel.diagnostics.checks.trial import Trial, plain, states_of
+from stiefel.diagnostics.checks.trial import Trial, states_of
 from stiefel.diagnostics.report import Curve, Report
 from stiefel.errors import ConfigurationError, unknown
 from stiefel.manifolds import GeooptStiefel, Manifold, Stiefel

@@ -271,7 +271,7 @@ def places(
     refused = []
     for shape in _default_shapes(manifold) if shapes is None else shapes:
         try:
-            drawn = [_random(manifold, shape, dtype, generator) for _ in range(points)]
+            drawn = [random_point(manifold, shape, dtype, generator) for _ in range(points)]
         except Exception as error:
             refused.append(f"random{tuple(shape)} is refused ({in_a_line(error)})")
             if shapes is not None:
@@ -294,7 +294,7 @@ def _default_shapes(manifold: Any) -> Iterator[tuple[int, ...]]:
     yield from _SHAPES.get(ndim, tuple((*(2,) * ndim, *s) for s in _SHAPES[0]))
 
 
-def _random(
+def random_point(
     manifold: Manifold, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator
 ) -> Tensor:
     """A random point; torch's own generator is seeded for it and left as it was."""

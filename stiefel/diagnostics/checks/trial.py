@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.geometry import haar, orthonormality_residual
+from stiefel.diagnostics.checks.places import plain, random_point
+from stiefel.geometry import orthonormality_residual
 from stiefel.manifolds import (
     GeooptManifoldParameter,
     GeooptStiefel,
     Manifold,
     ManifoldParameter,
     Stiefel,
+    tolerance_on,
 )
-from stiefel.numerics import tolerance
 
 __all__ = ["Trial", "states_of"]
 
@@ -46,7 +47,7 @@ class Trial:
     ) -> None:
         self.kind, self.options, self.manifold = kind, dict(options), manifold
         self.generator = generator
-        self.X = self._point(tuple(shape))
+        self.X = random_point(manifold, shape, torch.float64, generator)
         self.G = self.noise(torch.float64)
 
     @property
@@ -54,17 +55,6 @@ class Trial:
         """The optimizer in words, with its options."""
         name = getattr(self.kind, "__name__", type(self.kind).__name__)
         return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
-
-    def _point(self, shape: tuple[int, ...]) -> Tensor:
-        """A random point in float64; torch's own generator is left as it was."""
-        if isinstance(self.manifold, Stiefel | GeooptStiefel):
-            n, p = shape[-2:]
-            return haar(n, p, shape[:-2], dtype=torch.float64, generator=self.generator)
-        seed = int(torch.randint(2**31, (), generator=self.generator))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            x = self.manifold.random(*shape).detach().as_subclass(Tensor)
-        return self.manifold.projx(x.double()).as_subclass(Tensor)
 
     def noise(self, dtype: torch.dtype) -> Tensor:
         """A gradient with entries N(0, 1)."""
@@ -110,14 +100,7 @@ class Trial:
     def allowed(self, dtype: torch.dtype) -> float:
         """How far a point may be from the manifold."""
         n, p = self.X.shape[-2:] if self.X.ndim > 1 else (self.X.shape[-1], 1)
-        if isinstance(self.manifold, Stiefel):
-            return self.manifold.tolerance_for(dtype, n, p)
-        return tolerance(dtype, n, p)
-
-
-def plain(leaf: Tensor) -> Tensor:
-    """The tensor without its class and graph."""
-    return leaf.detach().as_subclass(Tensor)
+        return tolerance_on(self.manifold, dtype, n, p)
 
 
 def states_of(optimizer: Any, leaf: Tensor) -> dict[str, Tensor]:
