@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 import stiefel
 from benchmarks.harness import Case, Row, Section, Settings, Study, judge, measure, require
-from stiefel.diagnostics import StationarityMonitor
-from stiefel.diagnostics import measure as measure_point
+from stiefel.diagnostics import StationarityMonitor, stationarity_at
 from stiefel.models import OrthogonalRNN, SequenceModel, VideoPredictor
 
 __all__ = ["sections"]
@@ -73,7 +72,7 @@ def _true(model: nn.Module, loss: Loss, x: Tensor) -> Callable[[], float]:
             assert storage is not None
             X.requires_grad_()
             (G,) = torch.autograd.grad(storage.view(X), X, released.get_parameter(path).grad)
-            expected = measure_point(X, G).euclidean_norm
+            expected = stationarity_at(X, G).euclidean_norm
             found = monitor.records[0][f"{path}/euclidean_norm"]
             require(f"gradient norm of {path}", abs(found - expected) / expected, 1e-3)
         return monitor.records[0]["model/max_residual"]

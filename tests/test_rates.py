@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from stiefel.diagnostics import Verdict, fit_rate, judge
+from stiefel.diagnostics import Verdict, fit_rate, judge_rate
 from stiefel.errors import ConfigurationError, DataError, ShapeError
 
 EVERY = np.arange(50, 20_001, 50)
@@ -119,7 +119,7 @@ def test_planted_verdicts(slope, options, verdict, words) -> None:
     right = 0
     for _ in range(100):
         values = _planted(slope, _noise(draws, len(EVERY), 0.5, 0.05))
-        judgement = judge(EVERY, values, **options)
+        judgement = judge_rate(EVERY, values, **options)
         if judgement.verdict is verdict:
             right += 1
             assert words in judgement.explanation
@@ -133,14 +133,14 @@ def test_wrong_verdicts_are_as_rare_as_the_confidence_says(slope) -> None:
     draws = np.random.default_rng(8)
     wrong = 0
     for _ in range(1000):
-        verdict = judge(EVERY, _planted(slope, _noise(draws, len(EVERY), 0.6, 0.2))).verdict
+        verdict = judge_rate(EVERY, _planted(slope, _noise(draws, len(EVERY), 0.6, 0.2))).verdict
         wrong += verdict is (Verdict.DECREASING if slope < 0 else Verdict.DIVERGING)
     assert 0.03 <= wrong / 1000 <= 0.07
 
 
 def test_noise_that_hides_the_slope_is_too_early() -> None:
     draws = np.random.default_rng(9)
-    judgement = judge(EVERY, _planted(-0.5, _noise(draws, len(EVERY), 0.9, 2.0)))
+    judgement = judge_rate(EVERY, _planted(-0.5, _noise(draws, len(EVERY), 0.9, 2.0)))
     assert judgement.verdict is Verdict.TOO_EARLY
     assert "train longer" in judgement.explanation
 
@@ -160,7 +160,7 @@ def test_noise_that_hides_the_slope_is_too_early() -> None:
     ],
 )
 def test_records_that_are_no_lines(values, verdict, words) -> None:
-    judgement = judge(range(1, len(values) + 1), values)
+    judgement = judge_rate(range(1, len(values) + 1), values)
     assert judgement.verdict is verdict
     assert words in judgement.explanation
     assert words in str(judgement)
@@ -168,6 +168,6 @@ def test_records_that_are_no_lines(values, verdict, words) -> None:
 
 def test_a_record_of_one_length_only() -> None:
     with pytest.raises(ShapeError):
-        judge([1, 2], [1.0])
+        judge_rate([1, 2], [1.0])
     with pytest.raises(ConfigurationError, match="negative"):
-        judge(EVERY, EVERY, required=0.5)
+        judge_rate(EVERY, EVERY, required=0.5)

@@ -13,15 +13,20 @@ from stiefel.diagnostics.checks.retraction import check_retraction
 from stiefel.diagnostics.checks.transport import check_transport
 from stiefel.diagnostics.differential import ChartDifferential, chart_differential
 from stiefel.diagnostics.feasibility import Feasibility, feasibility
-from stiefel.diagnostics.half_batches import NormEstimate, gradient_noise, squared_norm_estimate
+from stiefel.diagnostics.gradient_noise import NormEstimate, gradient_noise, squared_norm_estimate
 from stiefel.diagnostics.loggers import CSVLogger, DictLogger, TensorBoardLogger
 from stiefel.diagnostics.monitor import StationarityMonitor
 from stiefel.diagnostics.monitor_report import MonitorReport
 from stiefel.diagnostics.point_gradients import PointGradient, PointGradients, point_gradients
-from stiefel.diagnostics.rates import Judgement, RateFit, Verdict, fit_rate, judge
+from stiefel.diagnostics.rates import Judgement, RateFit, Verdict, fit_rate, judge_rate
 from stiefel.diagnostics.report import Curve, Finding, Report
 from stiefel.diagnostics.side_conditions import SideConditions
-from stiefel.diagnostics.stationarity import Stationarity, measure, stationarity, total
+from stiefel.diagnostics.stationarity import (
+    Stationarity,
+    stationarity,
+    stationarity_at,
+    total_stationarity,
+)
 
 if TYPE_CHECKING:
     from stiefel.diagnostics.loggers.lightning import LightningCallback as LightningCallback
@@ -56,12 +61,12 @@ __all__ = [
     "feasibility",
     "fit_rate",
     "gradient_noise",
-    "judge",
-    "measure",
+    "judge_rate",
     "point_gradients",
     "squared_norm_estimate",
     "stationarity",
-    "total",
+    "stationarity_at",
+    "total_stationarity",
 ]
 
 

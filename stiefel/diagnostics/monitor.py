@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stiefel.diagnostics.feasibility import Feasibility
-from stiefel.diagnostics.half_batches import NormEstimate, gradient_noise
+from stiefel.diagnostics.gradient_noise import NormEstimate, gradient_noise
 from stiefel.diagnostics.loggers.dictionary import Logger
 from stiefel.diagnostics.monitor_report import MonitorReport, judge_records, write_report
 from stiefel.diagnostics.monitor_rows import (
@@ -176,7 +176,7 @@ class StationarityMonitor:
 
         Args:
             figure: Key of a record; with ``_squared`` behind it the squares of it.
-            **options: Those of `stiefel.diagnostics.judge`, such as ``confidence=``.
+            **options: Those of `stiefel.diagnostics.judge_rate`, such as ``confidence=``.
 
         Returns:
             The judgement. Gradients that are not finite at the end mean divergence; before that

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stiefel.diagnostics.feasibility import Feasibility
-from stiefel.diagnostics.rates import Judgement, Verdict, judge
+from stiefel.diagnostics.rates import Judgement, Verdict, judge_rate
 from stiefel.diagnostics.report import Finding, Report
 from stiefel.errors import ConfigurationError
 
@@ -85,7 +85,7 @@ def judge_records(
         figure: As in `figure_of`.
         scaled: Whether a scaler of the loss skips steps whose gradients are not finite: these are
             left out then, but not those at the end.
-        **options: Those of `stiefel.diagnostics.judge`.
+        **options: Those of `stiefel.diagnostics.judge_rate`.
 
     Returns:
         The judgement.
@@ -98,7 +98,7 @@ def judge_records(
         steps, values = [steps[i] for i in kept], [values[i] for i in kept]
     # a NaN is no gap here, where gaps are no records: it is as bad as an infinity
     values = [math.inf if math.isnan(value) else value for value in values]
-    return judge(steps, values, **options)
+    return judge_rate(steps, values, **options)
 
 
 def write_report(

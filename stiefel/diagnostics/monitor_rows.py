@@ -12,10 +12,15 @@ from torch import Tensor, nn
 
 from stiefel.diagnostics.differential import chart_differential
 from stiefel.diagnostics.feasibility import Feasibility, feasibility
-from stiefel.diagnostics.half_batches import NormEstimate
+from stiefel.diagnostics.gradient_noise import NormEstimate
 from stiefel.diagnostics.point_gradients import PointGradient
 from stiefel.diagnostics.skeleton import coordinate_gradients
-from stiefel.diagnostics.stationarity import Stationarity, is_of_reflections, stationarity, total
+from stiefel.diagnostics.stationarity import (
+    Stationarity,
+    is_of_reflections,
+    stationarity,
+    total_stationarity,
+)
 from stiefel.parameter import Constraint, constraints
 
 __all__ = [
@@ -87,7 +92,9 @@ def stationarity_figures(
         for leaf, gradient in zip(constraint.leaves, found, strict=False):
             leaf.grad = None if gradient is None else gradient.to(leaf).reshape(leaf.shape)
     each = stationarity(frozen, gradients)
-    figures = _of(total(each), "model", all(now.missing is not None for now in each.values()))
+    figures = _of(
+        total_stationarity(each), "model", all(now.missing is not None for now in each.values())
+    )
     for path, now in each.items():
         figures |= _of(now, path, now.missing is not None)
         if gradients[path].elsewhere:

@@ -13,7 +13,7 @@ from scipy.special import stdtr, stdtrit
 
 from stiefel.errors import ConfigurationError, DataError, ShapeError
 
-__all__ = ["Judgement", "RateFit", "Verdict", "fit_rate", "judge"]
+__all__ = ["Judgement", "RateFit", "Verdict", "fit_rate", "judge_rate"]
 
 #: Waves that carry the estimate of the noise, and so the degrees of freedom of the interval.
 _WAVES = 8
@@ -192,7 +192,7 @@ class Judgement:
         return f"{self.verdict.value} ({100 * self.confidence:.1f} %): {self.explanation}"
 
 
-def judge(
+def judge_rate(
     steps: Sequence[float],
     values: Sequence[float],
     *,
@@ -230,9 +230,9 @@ def judge(
         ConfigurationError: If `required` is not negative or `confidence` not in (0, 1).
 
     Example:
-        >>> from stiefel.diagnostics import judge
+        >>> from stiefel.diagnostics import judge_rate
         >>> steps = range(50, 5001, 50)
-        >>> judge(steps, [2 * k**-0.8 for k in steps]).verdict.value
+        >>> judge_rate(steps, [2 * k**-0.8 for k in steps]).verdict.value
         'decreasing'
     """
     if not required < 0:

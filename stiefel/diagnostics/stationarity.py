@@ -21,7 +21,7 @@ from stiefel.manifolds import GeooptStiefel, Manifold, Stiefel
 from stiefel.numerics import double_dtype, full_precision
 from stiefel.parameter import Constraint, constraints
 
-__all__ = ["Stationarity", "measure", "stationarity", "total"]
+__all__ = ["Stationarity", "stationarity", "stationarity_at", "total_stationarity"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Stationarity:
     figures are the roots of sums of squares over it.
 
     Attributes:
-        path: Name of the weight in the model; ``"model"`` for a `total`.
+        path: Name of the weight in the model; ``"model"`` for a `total_stationarity`.
         via: Its chart, or ``"riemannian"``.
         euclidean_norm: |G - X sym(X^H G)|_F, the norm of the gradient in the Euclidean metric.
         canonical_norm: Norm of G - X G^H X in <u, v> = Re tr u^H (I - X X^H / 2) v, the norm of the
@@ -52,7 +52,7 @@ class Stationarity:
             the squared gradients of the phases of complex ones: the same for coordinates scaled to
             |v_l| = 1. For ``cwy``, ``tcwy`` and ``householder``; None otherwise.
         missing: Why the figures of the point are NaN: what `PointGradient.missing` says; for a
-            `total`, which weights are not in it. None where nothing is missing.
+            `total_stationarity`, which weights are not in it. None where nothing is missing.
 
     Manifolds of geoopt other than Stiefel have one metric of their own: both norms are its
     gradient's, and `kkt_residual`, `symmetry_residual` and `relative` are NaN.
@@ -77,7 +77,7 @@ _UNKNOWN = Stationarity("", "", _NAN, _NAN, _NAN, _NAN, _NAN, _NAN)
 
 @torch.no_grad()
 @full_precision()
-def measure(X: Tensor, G: Tensor) -> Stationarity:
+def stationarity_at(X: Tensor, G: Tensor) -> Stationarity:
     """Measures how far X is from stationary, from the gradient there.
 
     Everything is computed in float64 (complex128) with autocast off.
@@ -94,10 +94,10 @@ def measure(X: Tensor, G: Tensor) -> Stationarity:
 
     Example:
         >>> import torch
-        >>> from stiefel.diagnostics import measure
+        >>> from stiefel.diagnostics import stationarity_at
         >>> A = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
         >>> X = torch.eye(3, 2)  # two eigenvectors of A: stationary for tr(X^T A X)
-        >>> found = measure(X, 2 * A @ X)
+        >>> found = stationarity_at(X, 2 * A @ X)
         >>> found.euclidean_norm, round(found.gradient_norm, 3)
         (0.0, 7.211)
     """
@@ -150,7 +150,7 @@ def stationarity(
     return {each.path: _of(each, gradients[each.path]) for each in constraints(model)}
 
 
-def total(figures: Mapping[str, Stationarity]) -> Stationarity:
+def total_stationarity(figures: Mapping[str, Stationarity]) -> Stationarity:
     """Measures a model as one point: roots of the sums of squares over its weights.
 
     Args:
@@ -197,7 +197,7 @@ def _of(constraint: Constraint, found: PointGradient) -> Stationarity:
     if found.gradient is not None:
         manifold = constraint.manifold
         if isinstance(manifold, Stiefel | GeooptStiefel):
-            figures = measure(found.point, found.gradient)
+            figures = stationarity_at(found.point, found.gradient)
         else:
             norm, size = _norms_elsewhere(manifold, found.point, found.gradient)
             figures = replace(

@@ -28,7 +28,7 @@ from stiefel.diagnostics import (
     gradient_noise,
     point_gradients,
     stationarity,
-    total,
+    total_stationarity,
 )
 from stiefel.errors import NonFiniteError, StiefelError
 from stiefel.experiments.cells import penalty
@@ -212,7 +212,7 @@ def measure(run: SavedRun, *, samples: int, seed: int | None, confidence: float)
         scores,
         next((row["loss"] for row in read_metrics(run.folder.metrics) if "loss" in row), math.nan),
         weights,
-        total(found) if found else None,
+        total_stationarity(found) if found else None,
         estimate,
         noise,
         _singular_values(own),

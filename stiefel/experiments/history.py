@@ -7,7 +7,7 @@ import dataclasses
 import math
 from pathlib import Path
 
-from stiefel.diagnostics import CSVLogger, Judgement, judge
+from stiefel.diagnostics import CSVLogger, Judgement, judge_rate
 from stiefel.errors import DataError
 
 __all__ = ["History", "read_record"]
@@ -57,7 +57,7 @@ class History:
             return None
         steps, values = zip(*pairs, strict=True)
         floor = noise if math.isfinite(noise) else None
-        found = judge(steps, values, noise_floor=floor, confidence=confidence)
+        found = judge_rate(steps, values, noise_floor=floor, confidence=confidence)
         return cls(steps, values, floor, found)
 
     @property
