@@ -31,26 +31,11 @@ from stiefel.diagnostics.stationarity import (
 if TYPE_CHECKING:
     from stiefel.diagnostics.loggers.lightning import LightningCallback as LightningCallback
 
+# Checks of one's own parts.
 __all__ = [
-    "CSVLogger",
-    "ChartDifferential",
     "Curve",
-    "DictLogger",
-    "Feasibility",
     "Finding",
-    "Judgement",
-    "MonitorReport",
-    "NormEstimate",
-    "PointGradient",
-    "PointGradients",
-    "RateFit",
     "Report",
-    "SideConditions",
-    "Stationarity",
-    "StationarityMonitor",
-    "TensorBoardLogger",
-    "Verdict",
-    "chart_differential",
     "check_gradient",
     "check_hessian",
     "check_manifold",
@@ -58,15 +43,40 @@ __all__ = [
     "check_parametrization",
     "check_retraction",
     "check_transport",
+]
+# Weights and their gradients.
+__all__ += [
+    "ChartDifferential",
+    "Feasibility",
+    "PointGradient",
+    "PointGradients",
+    "Stationarity",
+    "chart_differential",
     "feasibility",
-    "fit_rate",
-    "gradient_noise",
-    "judge_rate",
     "point_gradients",
-    "squared_norm_estimate",
     "stationarity",
     "stationarity_at",
     "total_stationarity",
+]
+# Noise and rates.
+__all__ += [
+    "Judgement",
+    "NormEstimate",
+    "RateFit",
+    "SideConditions",
+    "Verdict",
+    "fit_rate",
+    "gradient_noise",
+    "judge_rate",
+    "squared_norm_estimate",
+]
+# Training loops.
+__all__ += [
+    "CSVLogger",
+    "DictLogger",
+    "MonitorReport",
+    "StationarityMonitor",
+    "TensorBoardLogger",
 ]
 
 
