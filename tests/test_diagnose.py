@@ -18,8 +18,8 @@ from stiefel.diagnostics import CSVLogger, NormEstimate
 from stiefel.errors import ConfigurationError
 from stiefel.experiments.callbacks import Checkpointer
 from stiefel.experiments.diagnosis import Diagnosis, measure
+from stiefel.experiments.diagnosis_answers import answers, stationary
 from stiefel.experiments.diagnosis_page import draw_diagnosis
-from stiefel.experiments.diagnosis_tables import distinguishable, remarks
 from stiefel.experiments.logs import read_metrics
 from stiefel.experiments.saved import SavedRun
 from stiefel.models import SequenceModel
@@ -167,7 +167,7 @@ def test_scores_and_history(runs: dict[str, Diagnosed]) -> None:
 # ------------------------------------------------------------------------- words and picture
 
 
-def test_a_chart_is_told_what_a_coordinate_gradient_proves(runs: dict[str, Diagnosed]) -> None:
+def test_what_is_printed_of_a_weight_in_a_chart(runs: dict[str, Diagnosed]) -> None:
     printed = runs["cwy"].printed
     for words in (
         "copying, delay 3; method cwy",
@@ -177,13 +177,23 @@ def test_a_chart_is_told_what_a_coordinate_gradient_proves(runs: dict[str, Diagn
         "max |X^T X - I|",
         "KKT residual",
         "chart's differential",
-        "a small coordinate gradient proves nothing",
-        "the gradient is not zero",
-        "too early to say",
+        "on the manifold: yes, to rounding",
+        "stationary: no",
+        "while training: too early to say",
+        "gradients through time: h, layer 0, survive",
         str(runs["cwy"].output / "diagnosis.png"),
     ):
         assert words in printed, words
-    assert all(remark in printed for remark in runs["cwy"].numbers["remarks"])
+    assert "proves nothing" not in printed  # the chart has full rank
+
+
+def test_the_answers_come_before_the_figures(runs: dict[str, Diagnosed]) -> None:
+    for found in runs.values():
+        printed, said = " ".join(found.printed.split()), found.numbers["answers"]
+        places = [printed.index(f"- {answer}") for answer in said]
+        assert places == sorted(places)
+        assert places[-1] < printed.index("|h_t|")
+        assert all(len(line) <= 97 for line in found.printed.splitlines() if line[:2] == "- ")
 
 
 def test_a_riemannian_weight_has_no_chart(runs: dict[str, Diagnosed]) -> None:
@@ -210,14 +220,16 @@ def test_a_model_without_constraints_says_so_and_shows_its_flow(
 def test_a_gradient_of_zero_is_no_stationary_point_of_anything(runs: dict[str, Diagnosed]) -> None:
     """Dead states: the loss does not see the weight."""
     found = measured(runs["cwy"].run)
-    dead = dataclasses.replace(
-        found, estimate=NormEstimate(0.0, 0.0, 0.0, 0.95, 0.0, 0.0, 4), batch_noise=0.0
-    )
-    assert "the loss does not see the weights" in distinguishable(dead)
+    assert found.model is not None
+    zero = NormEstimate(0.0, 0.0, 0.0, 0.95, 0.0, 0.0, 4)
+    still = dataclasses.replace(found, estimate=zero, batch_noise=0.0)
+    assert stationary(still).startswith("yes, exactly")  # of all of G nothing is tangent
+    dead = dataclasses.replace(still, model=dataclasses.replace(found.model, gradient_norm=0.0))
+    assert "the loss does not see the weights" in stationary(dead)
     unsure = dataclasses.replace(found, estimate=NormEstimate(-0.1, 0, 0.5, 0.95, 0.1, 0.2, 4))
-    assert "cannot be told from zero: |grad|^2 is at most 0.5 with 95 %" in distinguishable(unsure)
+    assert "|grad|^2 may be zero, and is at most 0.5 with 95 % confidence" in stationary(unsure)
     lost = dataclasses.replace(found, estimate=None)
-    assert "not finite" in distinguishable(lost)
+    assert "not finite" in stationary(lost)
 
 
 def measured(folder: Path, samples: int = 4, seed: int | None = None) -> Diagnosis:
@@ -241,7 +253,8 @@ def test_the_page_has_six_panels(runs: dict[str, Diagnosed], method: str) -> Non
     if method == "cwy":
         assert found.history is not None
         assert list(record.get_lines()[0].get_ydata()) == list(found.history.values)
-        assert distinguishable(found) == " ".join(panels["gradient norm"].get_xlabel().split())
+        words = " ".join(panels["gradient norm"].get_xlabel().split())
+        assert words == f"stationary: {stationary(found)}"
 
 
 # -------------------------------------------------------------------- what is left, and where
@@ -313,9 +326,9 @@ def test_double_precision_and_few_reflections(tmp_path: Path) -> None:
     weight = measured(tmp_path / "double").weights[WEIGHT]
     assert weight.feasibility.max_residual < 1e-13
     assert run("copying", *TINY, "--reflections", 2, "--output", tmp_path / "few") == 0
-    said = " ".join(remarks(measured(tmp_path / "few")))
-    assert "the chart is rank-deficient here" in said
-    assert "a small coordinate gradient proves nothing: read the gradient" in said
+    said = " ".join(answers(measured(tmp_path / "few")))
+    assert "chart is rank-deficient" in said
+    assert "a small coordinate gradient proves nothing. Read |grad|" in said
 
 
 # ------------------------------------------------------------------------------ the batches

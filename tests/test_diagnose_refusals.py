@@ -158,16 +158,28 @@ def test_a_damaged_record(
     assert diagnose(finished, "--output", finished.parent / "out") == 0
 
 
+@pytest.mark.parametrize("steps", [(1, 3, 3, 5), (1, 5, 3, 7), (0, 1, 2, 3)])
+def test_a_record_whose_steps_do_not_increase(
+    finished: Path, capsys: pytest.CaptureFixture[str], steps: tuple[int, ...]
+) -> None:
+    lines = ["step,model/euclidean_norm", *(f"{step},0.5" for step in steps)]
+    (finished / "stationarity.csv").write_text("\n".join(lines) + "\n")
+    refused(capsys, finished, finished)(finished / "stationarity.csv", "increase", "delete")
+
+
 # ------------------------------------------------------------------------------------- options
 
 WORDS = [
     ([], ["expected a run folder", "got neither", "stiefel diagnose RUN"]),
     (["RUN", "--experiment", "theorem4"], ["got both"]),
     (["--experiment", "theorem5"], ["unknown experiment 'theorem5'", "theorem4"]),
-    (["RUN", "--samples", "3"], ["--samples", "at least 4", "got 3"]),
+    (["RUN", "--samples", "0"], ["--samples", "from 4 to 4096", "got '0'"]),
+    (["RUN", "--samples", "3"], ["--samples", "from 4 to 4096", "got '3'"]),
+    (["RUN", "--samples", "100000000000"], ["--samples", "from 4 to 4096", "got '100000000000'"]),
     (["RUN", "--samples", "few"], ["--samples", "whole number", "'few'"]),
     (["RUN", "--seed", "-1"], ["--seed", "at least 0", "'-1'"]),
-    (["RUN", "--threads", "0"], ["--threads", "at least 1", "'0'"]),
+    (["RUN", "--threads", "0"], ["--threads", "from 1 to 1024", "'0'"]),
+    (["RUN", "--threads", "1000000"], ["--threads", "from 1 to 1024", "'1000000'"]),
     (["RUN", "--confidence", "1"], ["--confidence", "between 0 and 1", "1.0"]),
     (["RUN", "--confidence", "nan"], ["--confidence", "'nan'"]),
     (["RUN", "--steps", "500"], ["--steps", "no option of the diagnosis of runs"]),

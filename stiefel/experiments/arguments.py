@@ -12,7 +12,12 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
+from jsonargparse.typing import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    restricted_number_type,
+)
 
 from stiefel.errors import ConfigurationError, unknown
 from stiefel.experiments.folder import RunFolder
@@ -30,7 +35,13 @@ from stiefel.experiments.tasks import FRAME_SIZES, LAYOUTS, TASKS
 
 __all__ = ["parse"]
 
+# the noise of a batch is seen by comparing batches; all their gradients are kept
+_Samples: Any = restricted_number_type("Samples", int, [(">=", 4), ("<=", 4096)])
+_Threads: Any = restricted_number_type("Threads", int, [(">=", 1), ("<=", 1024)])
+
 _EXPECTED = {
+    _Threads: "a whole number from 1 to 1024",
+    _Samples: "a whole number from 4 to 4096",
     PositiveInt: "a whole number of at least 1",
     NonNegativeInt: "a whole number of at least 0",
     NonNegativeFloat: "a number of at least 0",
@@ -111,7 +122,7 @@ _FLAGS = {
     "threads": _Flag(
         "NUMBER",
         "CPU threads (default: 1 for copying and moving-digits, torch's choice for the others)",
-        PositiveInt,
+        _Threads,
     ),
     "evaluation_sequences": _Flag(
         "NUMBER",
@@ -132,13 +143,13 @@ _DIAGNOSE_FLAGS = {
     "experiment": _Flag("NAME", f"instead of a run: {', '.join(EXPERIMENTS)}"),
     "samples": _Flag(
         "NUMBER",
-        "run: batches of its size that the gradient is estimated from, at least 4 (default: 16)",
-        PositiveInt,
+        "run: batches of its size that the gradient is estimated from, 4 to 4096 (default: 16)",
+        _Samples,
     ),
     "confidence": _Flag(
         "SHARE", "run: confidence of intervals, between 0 and 1 (default: 0.95)", NonNegativeFloat
     ),
-    "threads": _Flag("NUMBER", "run: CPU threads (default: those of the run)", PositiveInt),
+    "threads": _Flag("NUMBER", "run: CPU threads (default: those of the run)", _Threads),
     "data_dir": _Flag("DIR", "run: folder with the MNIST files (default: that of the run)"),
     "steps": _Flag("STEPS", "experiment: training steps, at least 400 (20000)", PositiveInt),
     "seeds": _Flag("NUMBER", "experiment: draws of the noise (5)", PositiveInt),
@@ -253,11 +264,6 @@ def _diagnosis(parsed: Any) -> DiagnoseOptions:
         if getattr(options, name) is not None:
             flag = "--" + name.replace("_", "-")
             raise ConfigurationError(f"{flag}: is no option of the diagnosis of {kind}")
-    if options.samples is not None and options.samples < 4:
-        raise ConfigurationError(
-            f"expected --samples to be at least 4, got {options.samples}: the noise of a batch "
-            "is seen by comparing batches"
-        )
     if options.confidence is not None and not 0 < options.confidence < 1:
         raise ConfigurationError(f"expected --confidence between 0 and 1, got {options.confidence}")
     return options

@@ -15,8 +15,9 @@ from rich.console import Console
 from stiefel.errors import ConfigurationError
 from stiefel.experiments import theorem4_page
 from stiefel.experiments.diagnosis import measure, plain
+from stiefel.experiments.diagnosis_answers import answers
 from stiefel.experiments.diagnosis_page import draw_diagnosis, save
-from stiefel.experiments.diagnosis_tables import print_diagnosis, remarks, write
+from stiefel.experiments.diagnosis_tables import print_diagnosis, write
 from stiefel.experiments.folder import atomic_path, new_folder
 from stiefel.experiments.options import DiagnoseOptions
 from stiefel.experiments.saved import SavedRun
@@ -61,7 +62,7 @@ def _run(options: DiagnoseOptions, path: str, console: Console) -> dict[str, Any
             seed=options.seed,
             confidence=options.confidence or _CONFIDENCE,
         )
-        content = {**found.as_json(), "remarks": remarks(found)}
+        content = {**found.as_json(), "answers": answers(found)}
         _write(folder, draw_diagnosis(found), content)
     print_diagnosis(console, found)
     _print_paths(console, folder)

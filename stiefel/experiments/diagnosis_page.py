@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 from stiefel.diagnostics import ChartDifferential
 from stiefel.experiments.diagnosis import MODEL, Diagnosis
-from stiefel.experiments.diagnosis_tables import distinguishable, percent, rank_of
+from stiefel.experiments.diagnosis_answers import percent, stationary
+from stiefel.experiments.diagnosis_tables import rank_of
 from stiefel.experiments.folder import atomic_path
 
 __all__ = ["draw_diagnosis", "save"]
@@ -85,7 +86,7 @@ def _gradient(axes: Any, diagnosis: Diagnosis) -> None:
     axes.plot([], [], "_", color="C3", ms=12, label="noise of a batch in |grad|^2")
     axes.set_xlim(-0.6, len(found) - 0.4)
     axes.set_xticks(range(len(found)), [_short(name) for name, *_ in found])
-    axes.set_xlabel(textwrap.fill(distinguishable(diagnosis), 66), fontsize="small")
+    axes.set_xlabel(textwrap.fill(f"stationary: {stationary(diagnosis)}", 66), fontsize="small")
     axes.legend(fontsize="small")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 
-from stiefel.diagnostics import CSVLogger, Judgement, judge_rate
+from stiefel.diagnostics import CSVLogger, Judgement, Verdict, judge_rate
 from stiefel.errors import DataError
 
 __all__ = ["History", "read_record"]
@@ -57,6 +58,11 @@ class History:
             return None
         steps, values = zip(*pairs, strict=True)
         floor = noise if math.isfinite(noise) else None
+        if any(a >= b for a, b in itertools.pairwise((0, *steps))):
+            raise DataError(
+                f"{path}: expected steps from 1 on that increase from row to row; delete the rows "
+                "that do not, or delete the file and go on without the rows so far"
+            )
         found = judge_rate(steps, values, noise_floor=floor, confidence=confidence)
         return cls(steps, values, floor, found)
 
@@ -64,7 +70,8 @@ class History:
     def said(self) -> str:
         """The verdict in words."""
         found = self.judgement
-        sure = f" (confidence {100 * found.confidence:.3g} %)" if found.confidence > 0 else ""
+        sure = f" (confidence {100 * found.confidence:.3g} %)"
+        sure = "" if found.verdict is Verdict.TOO_EARLY else sure
         return f"{found.verdict.value}{sure}: {found.explanation}"
 
 
