@@ -54,6 +54,18 @@ def test_optimizers_of_the_registry_pass_on_every_manifold(case, manifold):
         assert report.ok, (shape, str(report))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_points_that_drift_are_held_within_the_bound_of_whoever_measures_them(seed):
+    """Two sweeps drift; the step loop sees it in float32, the check in float64."""
+    report = check_optimizer(
+        stiefel.optim.RGDAdam,
+        options={"iterations": 2},
+        shape=(2, 5, 1),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    assert report.ok, str(report)
+
+
 def test_averages_in_the_surrounding_space_are_said():
     report = check_optimizer(stiefel.optim.RGDAdam, steps=5)
     assert any("by design" in reason for reason in report.skipped)

@@ -21,7 +21,13 @@ from stiefel.geometry import polar_factor, polish
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.numerics import full_precision
 from stiefel.optim.batches import Batch, Proposal, StateKind, by_pieces, point_ndim, write
-from stiefel.optim.checks import all_finite, non_finite_error, off_manifold, residuals
+from stiefel.optim.checks import (
+    all_finite,
+    held_to,
+    non_finite_error,
+    off_manifold,
+    residuals,
+)
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS, untouched_where_non_finite
 from stiefel.optim.groups import LATE_STATES, GroupedLeaves, manifold_of
 from stiefel.optim.sorting import Facts, Part, sort
@@ -253,7 +259,7 @@ class RiemannianOptimizer(GroupedLeaves):
         residual = residuals(manifold, points)
         if residual is None or not isinstance(manifold, Stiefel):
             return points, None
-        allowed = manifold.tolerance_for(points.dtype, *points.shape[-2:])
+        allowed = held_to(manifold, points)
         off, far = ~(residual <= allowed), ~(residual <= max(allowed, _NEAR))
         return torch.where(off[..., None, None], polish(points), points), far
 

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from stiefel.errors import LostManifoldError, NonFiniteError
 from stiefel.manifolds import Manifold, Stiefel
+from stiefel.numerics import compute_dtype
 
 __all__ = [
     "all_finite",
+    "held_to",
     "lost_manifold_error",
     "non_finite_error",
     "off_manifold",
@@ -115,8 +117,16 @@ def off_manifold(manifold: Manifold, points: Tensor, slack: float = 1) -> Tensor
     residual = residuals(manifold, points)
     if residual is None or not isinstance(manifold, Stiefel):
         return None
-    n, p = points.shape[-2:]
-    return ~(residual <= slack * manifold.tolerance_for(points.dtype, n, p))
+    return ~(residual <= slack * held_to(manifold, points))
+
+
+def held_to(manifold: Stiefel, points: Tensor) -> float:
+    """What `residuals` may be: the tolerance, less the rounding of a residual in that precision.
+
+    So that points are within the tolerance to whoever measures them in float64.
+    """
+    rounding = 4 * torch.finfo(compute_dtype(points.dtype)).eps
+    return manifold.tolerance_for(points.dtype, *points.shape[-2:]) - rounding
 
 
 def residuals(manifold: Manifold, points: Tensor) -> Tensor | None:
