@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from stiefel.errors import ConfigurationError
-from stiefel.experiments.theorem4 import PROBLEMS, Theorem4, _Costs, theorem4
+from stiefel.experiments.theorem4 import Theorem4, theorem4
 from stiefel.experiments.theorem4_page import draw
+from stiefel.experiments.theorem4_runs import PROBLEMS, Costs
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_both_costs_are_those_of_the_page(p: int) -> None:
     """Their gradients, against autograd of tr(B X^T A X) and |A X - B|^2."""
     n = 7
     draws = torch.Generator().manual_seed(0)
-    costs = _Costs.draw(n, p, draws)
+    costs = Costs.draw(n, p, draws)
     draws = torch.Generator().manual_seed(0)
 
     def matrix(*size: int, symmetric: bool = False) -> torch.Tensor:

@@ -214,6 +214,19 @@ def test_it_says_what_moves() -> None:
     assert (small().source, of_mnist.source) == ("shapes", "mnist")
 
 
+def test_images_of_ones_own() -> None:
+    class Boxes(sprites.Sprites):
+        plural = "boxes"
+
+        def draw(self, words: sprites.Words, size: int, *, held_out: bool) -> torch.Tensor:
+            return torch.ones(len(words), size, size)
+
+    task = small(sprites=Boxes())
+    assert task.source == "Boxes"
+    assert task.describe() == "moving-digits, 2 boxes, 4 frames of 16 x 16"
+    assert set(task.train_batch(0, 2, seed=0).inputs.unique().tolist()) == {0.0, 1.0}
+
+
 def test_digits_of_the_real_mnist(data_dir: Path) -> None:
     if not (data_dir / "mnist").is_dir():
         pytest.skip(f"no folder mnist in {data_dir}")

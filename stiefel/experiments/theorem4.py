@@ -7,29 +7,26 @@ AISTATS 2021). Run with it are three controls that break its conditions.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from stiefel.diagnostics import RateFit, Report, SideConditions, fit_rate
+from stiefel.diagnostics import RateFit, Report, fit_rate
 from stiefel.errors import ConfigurationError
-from stiefel.geometry import euclidean_gradient
+from stiefel.experiments.theorem4_runs import (
+    PROBLEMS,
+    Records,
+    one_thread,
+    recorded_steps,
+    run_sgd,
+)
 from stiefel.numerics import full_precision
-from stiefel.parametrizations import CWY, TCWY
 
-__all__ = ["PROBLEMS", "Control", "Theorem4", "Trajectory", "theorem4"]
-
-#: The two costs, in the order of the leading dimension of every batch.
-PROBLEMS = ("quadratic", "procrustes")
+__all__ = ["Control", "Theorem4", "Trajectory", "theorem4"]
 
 _REQUIRED = -0.45  # -1/2 + eps
-_PER_DECADE = 64
 _CONTROLS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("constant step", {"rate": lambda k: 0.1}, ("step identity",)),
     ("momentum", {"momentum": 0.9}, ("step identity", "orthogonal steps")),
@@ -41,17 +38,13 @@ _CONTROLS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
 )
 
 
-def _theorem_rate(k: int) -> float:
-    return k**-0.5
-
-
 @dataclass(frozen=True)
 class Trajectory:
     """One problem in one chart: means over the seeds at the recorded steps, before the step.
 
     Attributes:
         chart: ``"cwy"`` or ``"tcwy"``.
-        problem: One of `PROBLEMS`.
+        problem: ``"quadratic"`` or ``"procrustes"``.
         steps: Recorded steps k, evenly spaced in log k.
         coordinate: Mean of s_k = sum_l |grad_(v_l) f|^2, of the true gradient.
         minimum: Minimum of that mean over all steps up to k.
@@ -177,105 +170,11 @@ def _shown(value: Any) -> str:
     return f"{value:.2e}" if abs(value) < 0.01 else f"{value:.3f}"
 
 
-# ------------------------------------------------------------------------------- the problems
-
-
-@dataclass(frozen=True)
-class _Costs:
-    """f = tr(R X^T M X) - 2 tr(C^T X) + const: both problems, in the leading dimension.
-
-    Quadratic tr(B X^T A X): M = A, R = B, C = 0. Procrustes |A X - B|^2: M = A^T A, R = I,
-    C = A^T B. A and B have spectral norm 1, and M, R are symmetric.
-    """
-
-    M: Tensor
-    R: Tensor
-    C: Tensor
-
-    @classmethod
-    def draw(cls, n: int, p: int, generator: torch.Generator) -> _Costs:
-        def matrix(rows: int, columns: int, symmetric: bool = False) -> Tensor:
-            Z = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-            Z = (Z + Z.mT) / 2 if symmetric else Z
-            return Z / torch.linalg.matrix_norm(Z, 2)
-
-        A, B = matrix(n, n, symmetric=True), matrix(p, p, symmetric=True)
-        Z, Y = matrix(n, n), matrix(n, p)
-        M = torch.stack([A, Z.mT @ Z])
-        R = torch.stack([B, torch.eye(p, dtype=torch.float64)])
-        C = torch.stack([torch.zeros(n, p, dtype=torch.float64), Z.mT @ Y])
-        return cls(M[:, None], R[:, None], C[:, None])
-
-    def gradient(self, X: Tensor) -> Tensor:
-        """df/dX of points ``(2, seeds, n, p)``."""
-        return 2 * (self.M @ X @ self.R - self.C)
-
-
-@dataclass(frozen=True)
-class _Records:
-    squares: Tensor  # s_k of every step, (steps, 2, seeds)
-    point: Tensor  # at the recorded steps, (records, 2, seeds)
-    ratios: Tensor  # at the recorded steps, (records, 2)
-    conditions: Report
-
-
-def _train(
-    name: str,
-    size: tuple[int, int, int],
-    steps: int,
-    *,
-    noise: float,
-    seed: int,
-    rate: Callable[[int], float] = _theorem_rate,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-) -> _Records:
-    """SGD on V, both problems and all seeds as one batch; size is (seeds, n, p).
-
-    The seeds differ in their gradient noise; the problem and the first V are the same, for the
-    theorem takes the mean over the noise only.
-    """
-    seeds, n, p = size
-    draws = torch.Generator().manual_seed(seed)
-    costs = _Costs.draw(n, p, draws)
-    batch = (len(PROBLEMS), seeds)
-    chart = CWY(n, p, batch=batch) if name == "cwy" else TCWY(n, p, batch=batch)
-    V = torch.randn(n, p, generator=draws, dtype=torch.float64)
-    V = (V / V.norm(dim=0)).expand(*batch, n, p).clone().requires_grad_()
-    first = V.detach().norm(dim=-2)
-    optimizer = torch.optim.SGD([V], lr=1.0, momentum=momentum, weight_decay=weight_decay)
-    conditions = SideConditions()
-    recorded = set(_recorded(steps))
-    squares = torch.empty(steps, *batch, dtype=torch.float64)
-    point, ratios = [], []
-    for k in range(1, steps + 1):
-        X = chart(V)
-        G = costs.gradient(X.detach())
-        noisy = G + noise * torch.randn(X.shape, generator=draws, dtype=torch.float64)
-        (true,) = torch.autograd.grad(X, V, G, retain_graph=True)
-        (V.grad,) = torch.autograd.grad(X, V, noisy)
-        before = V.detach().clone()
-        squares[k - 1] = true.square().sum((-2, -1))
-        if k in recorded:
-            point.append(euclidean_gradient(X.detach(), G).square().sum((-2, -1)))
-            ratios.append((before.norm(dim=-2) / first).amin((-2, -1)))
-        optimizer.param_groups[0]["lr"] = rate(k)
-        optimizer.step()
-        conditions.note(k, [before], [V.grad], [V.detach()])
-    return _Records(squares, torch.stack(point), torch.stack(ratios), conditions.report())
-
-
-def _recorded(steps: int) -> list[int]:
-    """Steps evenly spaced in log k, 64 a decade where there are as many, the last included."""
-    count = int(_PER_DECADE * np.log10(steps)) + 1
-    return sorted({*np.geomspace(1, steps, count).round().astype(int).tolist(), steps})
-
-
-def _trajectory(name: str, index: int, records: _Records) -> Trajectory:
+def _trajectory(name: str, index: int, records: Records) -> Trajectory:
     """Means over seeds first, then the minimum and the windows."""
     s = records.squares[:, index].mean(-1).numpy()
     k = np.arange(1, len(s) + 1)
-    picked = np.array(_recorded(len(s)))
+    picked = np.array(recorded_steps(len(s)))
     least = np.minimum.accumulate(s)
     weights = k**-0.5
     weighted = np.concatenate([[0.0], np.cumsum(weights * s)])
@@ -292,17 +191,6 @@ def _trajectory(name: str, index: int, records: _Records) -> Trajectory:
         fit_rate(picked.tolist(), windowed.tolist(), window=window),
         records.conditions,
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """The matrices are small: a second thread waits more than it works."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def theorem4(
@@ -353,13 +241,13 @@ def theorem4(
         )
     begin = time.perf_counter()
     trajectories, controls = [], []
-    with full_precision(), _one_thread():
+    with full_precision(), one_thread():
         for name, columns in (("cwy", n), ("tcwy", p)):
-            records = _train(name, (seeds, n, columns), steps, noise=noise, seed=seed)
+            records = run_sgd(name, (seeds, n, columns), steps, noise=noise, seed=seed)
             trajectories += [_trajectory(name, i, records) for i in range(len(PROBLEMS))]
         for name, options, expected in _CONTROLS:
             length = min(control_steps, steps)
-            run = _train("cwy", (seeds, n, n), length, noise=noise, seed=seed, **options)
+            run = run_sgd("cwy", (seeds, n, n), length, noise=noise, seed=seed, **options)
             controls.append(Control(name, expected, run.conditions))
     seconds = time.perf_counter() - begin
     return Theorem4(tuple(trajectories), tuple(controls), steps, seeds, seconds)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stiefel.errors import ConfigurationError
+from stiefel.diagnostics.plots import SMALLEST, new_figure
 from stiefel.experiments.theorem4 import Theorem4
 
 __all__ = ["draw"]
-
-_SMALLEST = 1e-18  # what a logarithmic axis shows for a zero
 
 
 def draw(result: Theorem4, file: str | Path | None = None) -> Any:
@@ -29,11 +26,7 @@ def draw(result: Theorem4, file: str | Path | None = None) -> Any:
     Raises:
         ConfigurationError: If matplotlib is missing.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigurationError('pictures need matplotlib: pip install "stiefel[experiments]"')
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 12), layout="constrained")
+    figure = new_figure(11, 12)
     axes = figure.subplots(3, 2)
     panels = (
         ("minimum", "least mean over seeds of $\\sum_l |\\nabla_{v_l} f|^2$"),
@@ -80,7 +73,7 @@ def _draw_controls(ax: Any, result: Theorem4) -> None:
     reports += [(control.name, control.report) for control in result.controls]
     width = 0.8 / len(reports)
     for i, (label, report) in enumerate(reports):
-        heights = [max(report[name].measured / report[name].bound, _SMALLEST) for name in names]
+        heights = [max(report[name].measured / report[name].bound, SMALLEST) for name in names]
         ax.bar(np.arange(len(names)) + (i - 1.5) * width, heights, width, label=label)
     ax.axhline(1, color="k", linewidth=0.8, linestyle="--")
     ax.set(yscale="log", ylim=(1e-4, 1e16), title="worst residual / bound of the side conditions")

@@ -107,7 +107,8 @@ class MovingDigits(Task):
     ) -> str:
         """The word for where the digits come from."""
         if sprites is not None:
-            return next(name for name, kind in SOURCES.items() if isinstance(sprites, kind))
+            named = (name for name, kind in SOURCES.items() if isinstance(sprites, kind))
+            return next(named, type(sprites).__name__)
         if source is None:
             return "shapes" if data_dir is None else "mnist"
         if source not in SOURCES:
