@@ -76,7 +76,7 @@ class Report:
         >>> report.ok, [finding.name for finding in report.failures]
         (False, ['order'])
         >>> print(report)
-        retraction of Mine: 1 of 1 findings are WRONG
+        retraction of Mine: 1 of 1 finding is WRONG
           WRONG  order: 1 (>= 1.9)
                  it is no retraction: scale the vector first.
     """
@@ -109,7 +109,8 @@ class Report:
 
     def __str__(self) -> str:
         count, wrong = len(self.findings), len(self.failures)
-        verdict = f"{wrong} of {count} findings are WRONG" if wrong else f"{count} findings, all ok"
+        noun, verb = ("finding", "is") if count == 1 else ("findings", "are")
+        verdict = f"{wrong} of {count} {noun} {verb} WRONG" if wrong else f"{count} {noun}, all ok"
         lines = [f"{self.subject}: {verdict if count else 'nothing could be checked'}"]
         for finding in self.findings:
             lines.append(f"  {finding}")
