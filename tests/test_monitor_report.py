@@ -13,6 +13,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import stiefel
 from stiefel.diagnostics import DictLogger, SideConditions, StationarityMonitor, Verdict
+from stiefel.diagnostics.monitor_report import judge_records, write_report
 from stiefel.errors import ConfigurationError
 from stiefel.parameter import storage
 from tests.monitored_runs import copying, layers, loss_of, sgd, step
@@ -167,6 +168,49 @@ def test_a_regular_chart_is_not_warned_of() -> None:
     assert not any(key.endswith("/warning") for key in paths)
     ranked = [row["step"] for row in monitor.records if any("rank" in key for key in row)]
     assert ranked == [1, 3]
+
+
+def test_a_weight_that_cannot_move_is_no_singular_chart() -> None:
+    """O(1) is two points."""
+    layer = stiefel.orthogonal(nn.Linear(1, 1, bias=False, dtype=torch.float64), via="cwy")
+    monitor = StationarityMonitor(layer, 1, differential_every=1)
+    for _ in range(10):
+        with monitor:
+            layer.weight.sum().backward()
+    assert not any(key.endswith("/warning") for row in monitor.records for key in row)
+    assert monitor.records[-1]["weight/differential_dimension"] == 0
+    assert "or they cannot move" in str(monitor.report())
+
+
+def test_what_was_not_measured_is_not_called_feasible() -> None:
+    model = layers()
+    monitor = StationarityMonitor(model, 1)
+    assert "feasible: not measured" in str(monitor.report())
+    with monitor:
+        step(model, sgd(model))
+    printed = " ".join(str(monitor.report()).split())
+    assert "feasible: yes" in printed
+    assert (
+        "too early to say: expected at least 8 finite positive values from step 0.5 on" in printed
+    )
+    stiefel.release(model)
+    with monitor:
+        step(model, sgd(model))
+    assert "feasible: not measured" in str(monitor.report())
+
+
+@pytest.mark.parametrize(("low", "answer"), [(0.5, "no, without the noise"), (0.0, "as far as")])
+def test_a_gradient_above_its_noise_is_not_called_stationary(low: float, answer: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": k, "model/euclidean_norm": 1 + 0.01 * (k % 3)} for k in range(1, 41)
+    ]
+    estimate = {"squared_gradient": 0.6, "squared_gradient_high": 0.7, "noise_floor": 1.0}
+    rows[-1] |= {f"model/{name}": value for name, value in estimate.items()}
+    rows[-1]["model/squared_gradient_low"] = low
+    found = judge_records(rows, "model/euclidean_norm_squared", noise_floor=1.0)
+    assert found.verdict is Verdict.NOISE_FLOOR
+    report = write_report(rows, 40, {}, found, "model/euclidean_norm_squared", None)
+    assert f"stationary: {answer}" in str(report)
 
 
 def test_noise_is_measured_recorded_and_judged() -> None:

@@ -124,17 +124,18 @@ def write_report(
     """
     findings = [_feasible(found) for found in weights.values()]
     wrong = [found.path for found in weights.values() if not found.ok]
-    notes = [f"feasible: {'no, see ' + ', '.join(wrong) if wrong else 'yes'}"]
+    feasible = "yes" if weights else "not measured, no constrained weight was seen"
+    notes = [f"feasible: {'no, see ' + ', '.join(wrong) if wrong else feasible}"]
     last = next((row for row in reversed(records) if "model/max_residual" in row), {})
     skipped = [f"{key}: {value}" for key, value in last.items() if key.endswith("/missing")]
     if judgement is None:
         notes.append("stationary: not measured, there is no gradient with respect to a point")
     else:
-        notes.append(f"stationary: {_STATIONARY[judgement.verdict]}")
-        notes.append(
-            f"{figure}: {judgement.verdict.value}, confidence {judgement.confidence:.0%}: "
-            f"{judgement.explanation}"
-        )
+        notes.append(f"stationary: {_stationary(judgement, records)}")
+        verdict = judgement.verdict.value
+        if judgement.verdict is not Verdict.TOO_EARLY:
+            verdict += f", confidence {judgement.confidence:.0%}"
+        notes.append(f"{figure}: {verdict}: {judgement.explanation}")
         share = last.get("model/relative", math.nan)
         notes.append(f"share of the gradient to move along, at the last record: {share:.3g}")
         findings += _falls(judgement, figure)
@@ -169,6 +170,14 @@ def _falls(judgement: Judgement, figure: str) -> list[Finding]:
     slope = -math.inf if judgement.verdict is Verdict.DECREASING else math.nan  # ends in 0, or NaN
     slope = slope if judgement.fit is None else judgement.fit.slope
     return [Finding(f"slope of {figure}", slope, "<=", 0.0, judgement.explanation)]
+
+
+def _stationary(judgement: Judgement, records: Records) -> str:
+    """The verdict as an answer; a measurement of the noise at the end sees below its floor."""
+    row = records[-1] if records else {}
+    if judgement.verdict is Verdict.NOISE_FLOOR and row.get("model/squared_gradient_low", 0) > 0:
+        return "no, without the noise of a batch the gradient is above zero"
+    return _STATIONARY[judgement.verdict]
 
 
 def _noise(records: Records) -> list[str]:

@@ -129,7 +129,7 @@ def differential_figures(frozen: nn.Module, figures: Mapping[str, Any]) -> Figur
                 made[f"{path}/differential_{name}"] = value
         riemannian = figures.get(f"{path}/euclidean_norm", math.nan)
         squared = figures.get(f"{path}/coordinate_norm_squared")
-        if squared is None or found.smallest > _SINGULAR * found.largest:
+        if squared is None or not found.dimension or found.smallest > _SINGULAR * found.largest:
             continue
         norm = math.sqrt(squared)
         if not norm > _SMALL * found.largest * riemannian:

@@ -112,9 +112,10 @@ def fit_rate(
     used = (k >= first) & (k <= last) & np.isfinite(y) & (y > 0)
     k, y = k[used], y[used]
     if len(k) < _FEWEST:
+        where = f"from step {first:g} on" if math.isinf(last) else f"of steps {first:g} to {last:g}"
         raise DataError(
-            f"expected at least {_FEWEST} finite positive values between steps {first:g} and "
-            f"{last:g}, got {len(k)}: record more often, train longer, or give another window"
+            f"expected at least {_FEWEST} finite positive values {where}, got {len(k)}: record "
+            "more often, train longer, or give another window"
         )
     x, log_y = np.log(k), np.log(y)
     slope, error, level_error, waves = _line(x, log_y)
@@ -260,7 +261,7 @@ def _without_fit(k: np.ndarray, y: np.ndarray) -> Judgement | None:
         words = "every value is NaN: the gradient was never available, or was NaN from the start"
         return Judgement(Verdict.TOO_EARLY, 0.0, None, words)
     if (y == 0).all():
-        words = "every value is zero: no gradient reaches the weights"
+        words = "every value is zero: no gradient reaches the weights, or they cannot move"
         return Judgement(Verdict.TOO_EARLY, 0.0, None, words)
     bad = int(np.argmax(np.isfinite(y[::-1]))) if np.isfinite(y).any() else len(y)
     if bad >= _LOST or math.isinf(y[-1]):
@@ -268,7 +269,8 @@ def _without_fit(k: np.ndarray, y: np.ndarray) -> Judgement | None:
         words += "long, or a loss overflowed"
         return Judgement(Verdict.DIVERGING, 1.0, None, words)
     if y[-1] == 0:
-        words = "the record ends in exact zeros: the point is stationary to rounding"
+        words = "the record ends in exact zeros: the point is stationary to rounding, or the "
+        words += "loss no longer sees the weights"
         return Judgement(Verdict.DECREASING, 1.0, None, words)
     return None
 
