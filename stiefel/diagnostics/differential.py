@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stiefel.diagnostics.feasibility import refuse_meta
 from stiefel.errors import ConfigurationError
 from stiefel.geometry import manifold_dimension, tangent_projection
 from stiefel.manifolds import GeooptStiefel, Stiefel
@@ -56,6 +57,7 @@ class ChartDifferential:
     exact: bool
 
 
+@torch.inference_mode(False)
 @full_precision()
 def chart_differential(
     constraint: Constraint,
@@ -77,14 +79,15 @@ def chart_differential(
         constraint: A constrained weight, from `stiefel.constraints`.
         exact_below: Largest dimension of which all singular values are computed.
         iterations: Steps of the estimate beyond it.
-        generator: Source of randomness of the estimate, on the device of the weight.
+        generator: Source of randomness of the estimate, on the device of the weight; the same
+            numbers each time by default, so that training draws what it would without.
 
     Returns:
         The singular values; both are one for a point that is its own coordinates.
 
     Raises:
         ConfigurationError: If the estimate has less than two steps, or the weight is a point of
-            another manifold of geoopt.
+            another manifold of geoopt, or is on the meta device.
 
     Example:
         >>> import torch, stiefel
@@ -102,6 +105,7 @@ def chart_differential(
             f"{constraint.path}: expected a weight on the Stiefel manifold, got a point of "
             f"{constraint.manifold}, which has no chart here: leave it out"
         )
+    refuse_meta(constraint)
     storage, (n, p) = constraint.storage, constraint.point.shape[-2:]
     dimension = manifold_dimension(n, p, constraint.point.is_complex())
     if dimension == 0:  # one real number, +1 or -1
@@ -112,6 +116,8 @@ def chart_differential(
         return ChartDifferential(math.nan, math.nan, dimension, None, False)
     lifted = _Lifted(storage.chart, storage.originals)
     if dimension > exact_below:
+        if generator is None:
+            generator = torch.Generator(lifted.X.device).manual_seed(0)
         smallest, largest = _extremes(lifted, iterations, generator)
         return ChartDifferential(smallest, largest, dimension, None, False)
     return lifted.singular_values()
@@ -228,9 +234,7 @@ def _extremes(
     is exact. Tangent vectors are kept as the matrices they are: a basis would take n x n.
     """
     X = lifted.X
-    start = torch.randn(X.shape, dtype=X.dtype, device=X.device, generator=generator)
-    u = tangent_projection(X, start)
-    u = u / u.norm()
+    u = _tangent_start(X, generator)
     basis, images, step = [], [], 0.0
     for _ in range(min(iterations, lifted.batch * lifted.dimension)):
         w = lifted.pull(u)
@@ -252,6 +256,19 @@ def _extremes(
     sigma = torch.linalg.svdvals(torch.stack(images))
     enough = lifted.coordinates >= lifted.dimension
     return (float(sigma[-1]) if enough else 0.0), float(sigma[0])
+
+
+def _tangent_start(X: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A random unit tangent vector.
+
+    X may come from the very numbers that are drawn here, as their polar factor: they are X S with S
+    symmetric then, without a tangent part but rounding, and others are drawn.
+    """
+    Z, u = X, torch.zeros_like(X)
+    while not float(u.norm()) > 1e-6 * float(Z.norm()):
+        Z = torch.randn(X.shape, dtype=X.dtype, device=X.device, generator=generator)
+        u = tangent_projection(X, Z)
+    return tangent_projection(X, u / u.norm())
 
 
 def _to_double(A: Tensor) -> Tensor:

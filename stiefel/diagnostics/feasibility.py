@@ -89,6 +89,9 @@ def feasibility(model: nn.Module) -> dict[str, Feasibility]:
     Returns:
         The figures by `Constraint.path`, in the order of `stiefel.constraints`.
 
+    Raises:
+        ConfigurationError: If a weight is on the meta device.
+
     Example:
         >>> import torch, stiefel
         >>> from stiefel.diagnostics import feasibility
@@ -102,17 +105,31 @@ def feasibility(model: nn.Module) -> dict[str, Feasibility]:
 
 @full_precision()
 def _measure(constraint: Constraint) -> Feasibility:
+    refuse_meta(constraint)
     X = constraint.point
     manifold, shape = constraint.manifold, tuple(X.shape)
     n, p = shape[-2:] if len(shape) > 1 else (X.numel(), 1)
     bound = tolerance_on(manifold, X.dtype, n, p)
     exact = X.to(double_dtype(X.dtype))
     if not isinstance(manifold, Stiefel | GeooptStiefel):
+        if X.numel() == 0:
+            return Feasibility(
+                constraint.path, constraint.via, shape, 0.0, 0.0, math.nan, math.nan, None, bound
+            )
         residual = (exact - manifold.projx(exact.clone())).abs()
         numbers = float(residual.max()), float(residual.norm()), math.nan, math.nan, None
     else:
         numbers = _stiefel(exact)
     return Feasibility(constraint.path, constraint.via, shape, *numbers, bound)
+
+
+def refuse_meta(constraint: Constraint) -> None:
+    """Raises `ConfigurationError` for a weight without values."""
+    if constraint.leaves[0].is_meta:
+        raise ConfigurationError(
+            f"{constraint.path}: the weight is on the meta device and has no values to measure: "
+            "move the model with .to_empty(device=...) and load or initialise it first"
+        )
 
 
 def _stiefel(X: Tensor) -> tuple[float, float, float, float, int | None]:

@@ -105,7 +105,7 @@ def squared_norm_estimate(
         from m = 8 on.
 
     Raises:
-        ShapeError: If there are fewer than two gradients.
+        ShapeError: If there are fewer than two gradients, or they have different shapes.
         NonFiniteError: If a gradient has a NaN or an infinity.
         ConfigurationError: If `confidence` is not in (0, 1), or only one of `population` and
             `batch_size` is given, or m b > N.
@@ -118,7 +118,7 @@ def squared_norm_estimate(
         >>> squared_norm_estimate(noise).is_noise, squared_norm_estimate(noise + 1).is_noise
         (True, False)
     """
-    stacked = gradients if isinstance(gradients, Tensor) else torch.stack(list(gradients))
+    stacked = gradients if isinstance(gradients, Tensor) else _stacked(list(gradients))
     if stacked.ndim < 2 or stacked.shape[0] < 2:
         raise ShapeError(
             f"expected at least two micro-batch gradients (m, ...), got {tuple(stacked.shape)}: "
@@ -156,7 +156,8 @@ def gradient_noise(
 
     Raises:
         ConfigurationError: If the model has no constrained weight with a point gradient, or there
-            are fewer than two losses; and as `squared_norm_estimate`.
+            are fewer than two losses, or one is no function that returns a real number with a
+            graph; and as `squared_norm_estimate`.
         NonFiniteError: If a gradient has a NaN or an infinity.
 
     Example:
@@ -203,8 +204,8 @@ def _micro_batch_gradients(
             for parameter, _ in kept:
                 parameter.grad = None
             count += 1
-            with torch.enable_grad(), point_gradients(model) as points:
-                loss().backward()
+            with torch.inference_mode(False), point_gradients(model) as points:
+                _value(loss).backward()
             for path, point in points.items():
                 taken = drawn.setdefault(path, [])
                 if point.gradient is None:
@@ -223,6 +224,32 @@ def _micro_batch_gradients(
             "cannot tell its gradient from its noise"
         )
     return drawn, reasons
+
+
+def _value(loss: Callable[[], Tensor]) -> Tensor:
+    """The loss, if `backward` can be called on it."""
+    got = loss() if callable(loss) else loss
+    if callable(loss) and isinstance(got, Tensor) and got.numel() == 1 and got.requires_grad:
+        return got.reshape(())
+    if not callable(loss):
+        said = f"a {type(loss).__name__} that is no function"
+    elif not isinstance(got, Tensor):
+        said = f"{type(got).__name__}"
+    elif got.numel() != 1:
+        said = f"a tensor of shape {tuple(got.shape)}"
+    else:
+        said = "a number without a graph (detached, or from a block without gradients)"
+    raise ConfigurationError(
+        "expected functions without arguments, one a micro-batch, that return the mean loss, a "
+        f"scalar tensor, got {said}: pass [lambda x=x: loss(model(x)) for x in batches]"
+    )
+
+
+def _stacked(gradients: list[Tensor]) -> Tensor:
+    shapes = [tuple(g.shape) if isinstance(g, Tensor) else type(g).__name__ for g in gradients]
+    if not gradients or not isinstance(shapes[0], tuple) or set(shapes) != {shapes[0]}:
+        raise ShapeError(f"expected gradients of one shape, one a micro-batch, got {shapes}")
+    return torch.stack(gradients)
 
 
 def _nothing(confidence: float, reason: str) -> NormEstimate:

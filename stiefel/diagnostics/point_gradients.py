@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stiefel.diagnostics.feasibility import refuse_meta
 from stiefel.numerics import compute_dtype
 from stiefel.parameter import Constraint, ConstraintList, constraints
 from stiefel.parameter.storage import storage_of
@@ -46,7 +47,10 @@ class PointGradients(Mapping[str, PointGradient]):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._records = {each.path: _Record(each) for each in constraints(model)}
+        found = list(constraints(model))
+        for constraint in found:
+            refuse_meta(constraint)
+        self._records = {each.path: _Record(each) for each in found}
 
     def __getitem__(self, path: str) -> PointGradient:
         """The gradient of one weight.
@@ -86,6 +90,9 @@ def point_gradients(model: nn.Module) -> Iterator[PointGradients]:
 
     Yields:
         A mapping from `Constraint.path` to `PointGradient`.
+
+    Raises:
+        ConfigurationError: If a weight is on the meta device.
 
     Example:
         >>> import torch, stiefel

@@ -21,7 +21,7 @@ _WAVES = 8
 _FEWEST = 8
 #: A level up to this many noise floors counts as at the floor: half of it or more is noise.
 _AT_FLOOR = 2.0
-#: NaNs at the end of a record that are no gap any more.
+#: NaNs, or zeros, at the end of a record that are no gap any more.
 _LOST = 3
 
 
@@ -208,18 +208,19 @@ def judge_rate(
     promises of the squared gradient, k^(-1/2 + eps). *Noise floor*: the record is at most twice
     the given floor, or, where none is given, flat (the slope lies between `required` / 2 and
     -`required` / 2). *Diverging*: the slope is positive, or the record ends in an infinity or in
-    three NaNs. Each needs the confidence asked for, one-sided, by the
-    interval of `fit_rate`. Else it is *too early to say*. A true gradient that falls more slowly
-    than promised is too early as well, and the explanation says so.
+    three NaNs. Three exact zeros at the end are *decreasing*. Each needs the confidence asked for,
+    one-sided, by the interval of `fit_rate`. Else it is *too early to say*. A true gradient that
+    falls more slowly than promised is too early as well, and the explanation says so.
 
     Args:
         steps: Step numbers k > 0, increasing.
         values: Squared gradient norms, one a step; NaN for a missing one.
         noise_floor: Level of the gradient noise in these values, such as
-            `NormEstimate.noise_floor`; None if unknown.
+            `NormEstimate.noise_floor`; None or NaN if unknown.
         required: The slope that counts as decreasing.
         confidence: That a verdict needs.
-        window: First and last step to use; None for the last half, [k/2, k].
+        window: First and last step to use, as if the record ended there; None for the last half,
+            [k/2, k].
 
     Returns:
         The verdict, its confidence and grounds. Records with gaps, zeros or few points are no
@@ -228,7 +229,8 @@ def judge_rate(
     Raises:
         ShapeError: If there are not as many steps as values.
         DataError: If the steps do not increase.
-        ConfigurationError: If `required` is not negative or `confidence` not in (0, 1).
+        ConfigurationError: If `required` is not negative, `noise_floor` negative or infinite, or
+            `confidence` not in (0, 1).
 
     Example:
         >>> from stiefel.diagnostics import judge_rate
@@ -238,7 +240,16 @@ def judge_rate(
     """
     if not required < 0:
         raise ConfigurationError(f"expected a negative required slope, got {required}")
+    if noise_floor is not None and math.isnan(noise_floor):
+        noise_floor = None
+    if noise_floor is not None and not 0 <= noise_floor < math.inf:
+        raise ConfigurationError(
+            f"expected a finite noise floor, zero or more, got {noise_floor}: leave it out where "
+            "it is unknown"
+        )
     k, y = _record(steps, values)
+    if window is not None:
+        k, y = k[k <= window[1]], y[k <= window[1]]
     early = _without_fit(k, y)
     if early is not None:
         return early
@@ -268,7 +279,7 @@ def _without_fit(k: np.ndarray, y: np.ndarray) -> Judgement | None:
         words = f"the record ends in {y[-1]:g}, from step {k[len(y) - bad]:g} on: the step is too "
         words += "long, or a loss overflowed"
         return Judgement(Verdict.DIVERGING, 1.0, None, words)
-    if y[-1] == 0:
+    if (y[-_LOST:] == 0).all():
         words = "the record ends in exact zeros: the point is stationary to rounding, or the "
         words += "loss no longer sees the weights"
         return Judgement(Verdict.DECREASING, 1.0, None, words)

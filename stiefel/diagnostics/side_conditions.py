@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefel.diagnostics.report import Finding, Report
 from stiefel.errors import ConfigurationError, ShapeError
-from stiefel.numerics import double_dtype, real_dtype
+from stiefel.numerics import compute_dtype, double_dtype, real_dtype
 
 __all__ = ["SideConditions"]
 
@@ -50,6 +50,10 @@ class _Bounds:
         return cls(relative, relative, max(1e-12, eps))
 
 
+def _theorem_rate(k: int) -> float:
+    return k**-0.5
+
+
 class SideConditions:
     """Checks three conditions of the theorem on the reflection vectors v_l at every noted step.
 
@@ -65,10 +69,11 @@ class SideConditions:
     float64; 64 eps, 64 eps, eps in less. All sums are in float64.
 
     Args:
-        rate: The step length of step k = 1, 2, ...
+        rate: The step length of step k = 1, 2, ..., a function of k.
 
     Raises:
-        ConfigurationError: By `note`, for a step number or rate that is not positive.
+        ConfigurationError: If `rate` is no function; by `note`, for a step number or rate that is
+            not positive.
 
     Example:
         >>> import torch
@@ -84,7 +89,12 @@ class SideConditions:
         ['step identity']
     """
 
-    def __init__(self, rate: Callable[[int], float] = lambda k: k**-0.5) -> None:
+    def __init__(self, rate: Callable[[int], float] = _theorem_rate) -> None:
+        if not callable(rate):
+            raise ConfigurationError(
+                f"expected a function of the step number k, got {rate!r}: for a constant step "
+                f"pass rate=lambda k: {rate!r}"
+            )
         self.rate = rate
         self.steps = 0
         self._bounds: _Bounds | None = None
@@ -109,7 +119,8 @@ class SideConditions:
             after: The matrices after the step. They must be copies, not the same storage.
 
         Raises:
-            ShapeError: If the three lists do not match.
+            ShapeError: If the three lists do not match, or a matrix is empty.
+            DtypeError: If a matrix has no floating point or complex dtype.
             ConfigurationError: If the step number or its rate is not positive, or nothing came.
         """
         rho = float(self.rate(step)) if step >= 1 else 0.0
@@ -124,9 +135,10 @@ class SideConditions:
             )
         residuals = []
         for v, g, w in zip(before, gradients, after, strict=True):
-            if not v.shape == g.shape == w.shape or v.ndim < 2:
+            compute_dtype(v.dtype)
+            if not v.shape == g.shape == w.shape or v.ndim < 2 or v.numel() == 0:
                 raise ShapeError(
-                    "expected matrices (..., n, L) of one shape, got "
+                    "expected matrices (..., n, L) of one shape and not empty, got "
                     f"{tuple(v.shape)}, {tuple(g.shape)} and {tuple(w.shape)}"
                 )
             bounds = _Bounds.of(v.dtype)
@@ -174,6 +186,8 @@ def _residuals(v: Tensor, g: Tensor, w: Tensor, rho: float) -> Tensor:
     """Worst relative residuals (a), (b), (c) over all columns, float64, shape (3,)."""
     eps = torch.finfo(real_dtype(v.dtype)).eps
     v, g, w = (A.detach().to(double_dtype(A.dtype)) for A in (v, g, w))
+    # all three are relative, so that columns may be scaled: no square over- or underflows
+    v, g, w = _divided(v, g, w)
     delta, step = w - v, -rho * g
     size, new_size = _norms(v), _norms(w)
     moved, meant = _norms(delta), _norms(step)
@@ -187,6 +201,15 @@ def _residuals(v: Tensor, g: Tensor, w: Tensor, rho: float) -> Tensor:
     orthogonal = (product - rounding * size).clamp_min(0) / (size * moved).clamp_min(tiny)
     shorter = ((size - new_size) / size.clamp_min(tiny)).clamp_min(0)
     return torch.stack([identity.amax(), orthogonal.amax(), shorter.amax()])
+
+
+def _divided(*matrices: Tensor) -> tuple[Tensor, ...]:
+    """Columns over the power of two at the largest entry of any of them: exact."""
+    largest = torch.stack([A.abs().amax(-2, keepdim=True) for A in matrices]).amax(0)
+    usable = largest.isfinite() & (largest > 0)
+    largest = torch.where(usable, largest, torch.ones_like(largest))
+    power = largest / (2 * torch.frexp(largest).mantissa)
+    return tuple(A / power for A in matrices)
 
 
 def _norms(A: Tensor) -> Tensor:

@@ -105,17 +105,17 @@ def stationarity_at(X: Tensor, G: Tensor) -> Stationarity:
         raise ShapeError(
             f"expected a gradient of the point's shape {tuple(X.shape)}, got {tuple(G.shape)}"
         )
-    X, G = _double(X), _double(G)
+    X, (G, unit) = _double(X), _in_units(_double(G))
     D = canonical_gradient(X, G)
     euclidean, size = _norm(euclidean_gradient(X, G)), _norm(G)
     return Stationarity(
         path="",
         via="",
-        euclidean_norm=euclidean,
-        canonical_norm=math.sqrt(max(float(canonical_inner(X, D, D).sum()), 0.0)),
-        kkt_residual=_norm(D),
-        symmetry_residual=_norm(skew(X.mH @ G)),
-        gradient_norm=size,
+        euclidean_norm=unit * euclidean,
+        canonical_norm=unit * math.sqrt(max(float(canonical_inner(X, D, D).sum()), 0.0)),
+        kkt_residual=unit * _norm(D),
+        symmetry_residual=unit * _norm(skew(X.mH @ G)),
+        gradient_norm=unit * size,
         relative=euclidean / size if size else math.nan,
     )
 
@@ -217,9 +217,11 @@ def _of(constraint: Constraint, found: PointGradient) -> Stationarity:
 @full_precision()
 def _norms_elsewhere(manifold: Manifold, X: Tensor, G: Tensor) -> tuple[float, float]:
     """Norms of the gradient in a manifold's own metric, and of G."""
-    X, G = _double(X), _double(G)
+    X, (G, unit) = _double(X), _in_units(_double(G))
     u = manifold.egrad2rgrad(X, G)
-    return math.sqrt(max(float(manifold.inner(X, u, keepdim=True).sum()), 0.0)), _norm(G)
+    square = manifold.inner(X, u, keepdim=True).sum()
+    square = square.real if square.is_complex() else square
+    return unit * math.sqrt(max(float(square), 0.0)), unit * _norm(G)
 
 
 @torch.no_grad()
@@ -245,6 +247,14 @@ def is_of_reflections(constraint: Constraint) -> bool:
 
 def _double(X: Tensor) -> Tensor:
     return X.detach().as_subclass(Tensor).to(double_dtype(X.dtype))
+
+
+def _in_units(G: Tensor) -> tuple[Tensor, float]:
+    """G over its largest entry, and that: squares of very small or large ones are lost."""
+    unit = float(G.abs().max()) if G.numel() else 0.0
+    if not 0 < unit < math.inf or 1e-100 < unit < 1e100:
+        return G, 1.0
+    return G / unit, unit
 
 
 def _norm(A: Tensor) -> float:

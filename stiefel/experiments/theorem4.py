@@ -241,7 +241,7 @@ def theorem4(
         )
     begin = time.perf_counter()
     trajectories, controls = [], []
-    with full_precision(), one_thread():
+    with torch.inference_mode(False), full_precision(), one_thread():
         for name, columns in (("cwy", n), ("tcwy", p)):
             records = run_sgd(name, (seeds, n, columns), steps, noise=noise, seed=seed)
             trajectories += [_trajectory(name, i, records) for i in range(len(PROBLEMS))]

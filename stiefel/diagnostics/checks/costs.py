@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.errors import ConfigurationError, NonFiniteError
+from stiefel.errors import ConfigurationError, NonFiniteError, ShapeError
 from stiefel.geometry import RETRACTIONS, tangency_residual
 from stiefel.manifolds import GeooptStiefel, Stiefel
 from stiefel.numerics import double_dtype
@@ -26,6 +26,7 @@ __all__ = [
     "place",
     "prepare",
     "random_direction",
+    "reaches",
     "repeated",
     "seeded",
     "tangency",
@@ -58,6 +59,7 @@ def prepare(cost: Callable[..., Any], X: Any, manifold: Any, gradient: Any) -> C
 
     Raises:
         ConfigurationError: If the cost gives two values at one point.
+        ShapeError: If a point has no entries.
         NonFiniteError: If the cost or its gradient is not finite there.
     """
     if not callable(cost):
@@ -71,8 +73,16 @@ def prepare(cost: Callable[..., Any], X: Any, manifold: Any, gradient: Any) -> C
     components = components_of(starts, manifold)
     plain = [start.detach().as_subclass(Tensor) for start in starts]
     for number, (component, x) in enumerate(zip(components, plain, strict=True)):
+        if x.numel() == 0:
+            raise ShapeError(
+                f"{place(number, len(plain), 'X')}: expected a point with entries, got shape "
+                f"{tuple(x.shape)}, at which nothing can be checked"
+            )
         component.check(x, place(number, len(plain), "X"))
-    double = [_on(c, x.to(double_dtype(x.dtype))) for c, x in zip(components, plain, strict=True)]
+    double = [
+        _on(c, x.to(double_dtype(x.dtype), copy=True))
+        for c, x in zip(components, plain, strict=True)
+    ]
     problem, notes = Problem(cost, components, gradient), ()
     try:
         at = _evaluated(problem, tuple(double))
@@ -109,13 +119,22 @@ def _evaluated(problem: Problem, X: tuple[Tensor, ...]) -> Evaluation:
 
 
 def repeated(first: float, second: float, eps: float) -> None:
-    """Raises `ConfigurationError` where two evaluations at one point differ by more than rounding.
+    """Raises an error where two evaluations at one point differ by more than rounding.
 
     Args:
         first: One value.
         second: The other.
         eps: Rounding unit of their dtype.
+
+    Raises:
+        NonFiniteError: If one is not finite.
+        ConfigurationError: If they differ.
     """
+    if not (math.isfinite(first) and math.isfinite(second)):
+        raise NonFiniteError(
+            f"expected a finite cost, got {first!r} and {second!r}: look for the operation with "
+            "torch.autograd.detect_anomaly()"
+        )
     if not abs(first - second) <= 100 * eps * max(abs(first), abs(second)):
         raise ConfigurationError(
             f"expected one value at one point, got {first!r} and {second!r}: the cost draws "
@@ -124,8 +143,19 @@ def repeated(first: float, second: float, eps: float) -> None:
 
 
 def seeded(generator: torch.Generator | None) -> torch.Generator:
-    """The generator; the same numbers each time where there is none."""
-    return torch.Generator().manual_seed(0) if generator is None else generator
+    """The generator; the same numbers each time where there is none.
+
+    Raises:
+        ConfigurationError: If it is no generator of numbers on the CPU.
+    """
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    if not isinstance(generator, torch.Generator) or generator.device.type != "cpu":
+        raise ConfigurationError(
+            "expected generator=torch.Generator().manual_seed(seed), a torch.Generator on the CPU, "
+            f"got {generator!r}"
+        )
+    return generator
 
 
 def place(number: int, count: int, name: str) -> str:
@@ -134,8 +164,33 @@ def place(number: int, count: int, name: str) -> str:
 
 
 def length(u: Sequence[Tensor]) -> float:
-    """The Frobenius norm of a vector of several tensors."""
-    return math.sqrt(sum(float(part.abs().square().sum()) for part in u))
+    """The Frobenius norm of a vector of several tensors; no square over- or underflows."""
+    largest = [float(part.abs().max()) for part in u if part.numel()]
+    unit = max(largest, default=0.0)
+    if not 0 < unit < math.inf or any(map(math.isnan, largest)):
+        return sum(largest)
+    return unit * math.sqrt(sum(float((part / unit).abs().square().sum()) for part in u))
+
+
+def reaches(forward: Callable[..., Tensor], leaves: Sequence[Tensor]) -> list[float]:
+    """How long a step in each coordinate tensor v of a chart has to be to be seen.
+
+    Args:
+        forward: The chart.
+        leaves: Its coordinates.
+
+    Returns:
+        The root mean square of v where the weight depends on the direction of v only (that of 2v
+        is the same): a step of length one is long for reflection vectors of length 1e-4. Else 1.
+    """
+    X, found = forward(*leaves), []
+    for k, v in enumerate(leaves):
+        twice = forward(*(2 * part if i == k else part for i, part in enumerate(leaves)))
+        size = length([v]) / math.sqrt(max(v.numel(), 1))
+        change = float((twice - X).abs().max()) if X.numel() else 0.0
+        free = change <= 100 * torch.finfo(X.dtype).eps and 0 < size < math.inf
+        found.append(size if free else 1.0)
+    return found
 
 
 def random_direction(

@@ -134,10 +134,16 @@ def explain_mismatch(measured: Sequence[float], claimed: Sequence[float], says: 
         claimed: What they should be.
         says: Who claims them, such as ``"the gradient says"``.
     """
-    square = sum(c * c for c in claimed)
-    total = math.sqrt(sum(m * m for m in measured))
     pair = max(zip(measured, claimed, strict=True), key=lambda both: abs(both[0] - both[1]))
     seen = f"Along one direction it is {pair[0]:.6g} by differences, {says} {pair[1]:.6g}."
+    total = math.hypot(*measured)
+    unit = max([total, *map(abs, claimed)])
+    if 0 < unit < math.inf:  # no square over- or underflows
+        measured, claimed = [m / unit for m in measured], [c / unit for c in claimed]
+        total = math.hypot(*measured)
+    square = sum(c * c for c in claimed)
+    if not math.isfinite(total):
+        return f"{seen} The cost is not finite close to the point: choose another point."
     if math.sqrt(square) <= 1e-6 * total:
         return f"{seen} It says zero along every direction: a term was lost, or a graph was cut."
     factor = sum(m * c for m, c in zip(measured, claimed, strict=True)) / square

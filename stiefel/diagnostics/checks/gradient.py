@@ -27,6 +27,7 @@ from stiefel.numerics import full_precision
 __all__ = ["check_gradient", "user_vectors"]
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 @full_precision()
 def check_gradient(
@@ -103,8 +104,8 @@ def _check_arguments(
     X: Any, model: nn.Module | None, directions: int, of_a_point: dict[str, Any]
 ) -> None:
     """Raises `ConfigurationError` for arguments that do not go together."""
-    if directions < 1:
-        raise ConfigurationError(f"expected directions >= 1, got {directions}")
+    if not isinstance(directions, int) or directions < 1:
+        raise ConfigurationError(f"expected directions >= 1, an int, got {directions}")
     if (X is None) == (model is None):
         raise ConfigurationError(
             "expected a point, check_gradient(cost, X), or a model, check_gradient(cost, "
@@ -142,7 +143,8 @@ def _report(
         findings += found
         curves += drawn
         residual = tangency(component, X[k], vectors[k])
-        floor = scale / max(float(vectors[k].abs().max()), 1e-300) if vectors[k].numel() else 0.0
+        largest = float(vectors[k].abs().max())
+        floor = scale / largest if largest > 0 else 0.0
         findings.append(
             Finding(
                 f"tangency of the gradient{of}",

@@ -30,6 +30,7 @@ __all__ = ["check_hessian"]
 _Product = Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 @full_precision()
 def check_hessian(
@@ -85,8 +86,8 @@ def check_hessian(
         >>> [finding.name for finding in report.failures]
         ['order of the second-order model', 'error of the curvature']
     """
-    if directions < 2:
-        raise ConfigurationError(f"expected directions >= 2, got {directions}")
+    if not isinstance(directions, int) or directions < 2:
+        raise ConfigurationError(f"expected directions >= 2, an int, got {directions}")
     at = prepare(cost, X, manifold, gradient)
     points = at.at.X
     product = (

@@ -78,12 +78,15 @@ class Ledger:
         try:
             result = function(*args)
             for argument, before in given:
-                if not torch.equal(argument, before):
+                if not torch.allclose(argument, before, rtol=0, atol=0, equal_nan=True):
                     meaning = f"{name} changes a tensor in place that belongs to its caller."
                     self.note(f"arguments changed by {name}", 1, "<=", 0, meaning)
                     if result is argument:
                         result = result.clone()
                     argument.copy_(before)
+            if result is None and not any(a is self for a in args):
+                meaning = f"{name} returned None: expected a tensor. Is a return missing?"
+                self.note(f"{name} returns a tensor", math.nan, "<=", 0.0, meaning)
             return result
         except NotImplementedError:
             self.skip(f"{name} is not implemented")

@@ -87,7 +87,7 @@ def check_manifold(
         if place.source == "proju":
             ledger.skip("projx is missing or moves points: tangent vectors are those of proju")
         if X is None:
-            _check_random(ledger, place, manifold)
+            ledger.call("check_point_on_manifold", _check_random, ledger, place, manifold)
         ledger.call("points", _check_points, ledger, place, manifold)
         ledger.call("proju", _check_projection, ledger, place, manifold)
         ledger.call("inner", _check_metric, ledger, place, manifold)

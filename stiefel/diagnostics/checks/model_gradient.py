@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stiefel.diagnostics.checks.costs import length, moved, random_direction, repeated
+from stiefel.diagnostics.checks.costs import length, moved, random_direction, reaches, repeated
 from stiefel.diagnostics.checks.expansions import Ray, slope_findings
 from stiefel.diagnostics.report import Curve, Finding, Report
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
@@ -33,12 +34,42 @@ def check_model_gradient(
             "stiefel.orthogonal(module) makes one"
         )
     leaves = [leaf for constraint in found for leaf in constraint.leaves]
-    dtype = leaves[0].dtype
+    dtype = _coarsest(model)
     if torch.finfo(dtype).bits < 32:
         raise DtypeError(
             f"expected a model in float32 or better, got {dtype}: slopes cannot be seen in it. "
             "Check a copy, copy.deepcopy(model).double()"
         )
+    with _buffers_kept(model):
+        return _checked(cost, model, found, leaves, dtype, directions, generator)
+
+
+def _coarsest(model: nn.Module) -> torch.dtype:
+    """The dtype of a model's parameters that rounds most."""
+    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+@contextlib.contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Puts back what forward passes write to buffers, such as the averages of batch norm."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, before in kept:
+            buffer.detach().copy_(before)
+
+
+def _checked(
+    cost: Callable[[], Any],
+    model: nn.Module,
+    found: list[Constraint],
+    leaves: list[Tensor],
+    dtype: torch.dtype,
+    directions: int,
+    generator: torch.Generator,
+) -> Report:
     trained = [leaf for leaf in leaves if leaf.requires_grad]
     with torch.enable_grad():
         loss = _scalar(cost())
@@ -68,8 +99,11 @@ def check_model_gradient(
                 "frozen"
             )
             continue
-        rays = [_ray(constraint, kept, cost, generator) for _ in range(directions)]
-        scale = length([gradient for gradient in kept if gradient is not None])
+        storage = None if constraint.is_riemannian else constraint.storage
+        points = [leaf.detach().as_subclass(Tensor) for leaf in constraint.leaves]
+        reach = [1.0] * len(points) if storage is None else reaches(storage.chart, points)
+        rays = [_ray(constraint, kept, reach, cost, generator) for _ in range(directions)]
+        scale = length([r * g for r, g in zip(reach, kept, strict=True) if g is not None])
         new, drawn = slope_findings(
             rays, f, eps, scale, "backward()", f" of {constraint.path} ({constraint.via})"
         )
@@ -94,6 +128,7 @@ def _scalar(value: Any) -> Tensor:
 def _ray(
     constraint: Constraint,
     gradients: list[Tensor | None],
+    reach: list[float],
     cost: Callable[[], Any],
     generator: torch.Generator,
 ) -> Ray:
@@ -103,6 +138,7 @@ def _ray(
     problem = Problem(lambda *_: 0.0, [component_of(manifold) for _ in leaves])
     start = tuple(leaf.detach().as_subclass(Tensor).clone() for leaf in leaves)
     u = random_direction(problem, start, generator)
+    u = tuple(r * part for r, part in zip(reach, u, strict=True))
     slope = sum(
         float((g.conj() * a).real.sum()) for g, a in zip(gradients, u, strict=True) if g is not None
     )

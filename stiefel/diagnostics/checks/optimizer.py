@@ -29,6 +29,7 @@ _AMBIENT = (RGDAdam, POGO, Landing)
 _TORCH = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
+@torch.inference_mode(False)
 @full_precision()
 def check_optimizer(
     optimizer: Callable[..., Any],
@@ -83,7 +84,7 @@ def check_optimizer(
         >>> check_optimizer(torch.optim.SGD)["constraint"].ok
         False
     """
-    trial = _trial(optimizer, manifold, options, shape, ordinary, seeded(generator))
+    trial = _trial(optimizer, manifold, options, shape, steps, ordinary, seeded(generator))
     ledger = Ledger(f"{trial.name} on {trial.manifold}")
     if ledger.call("the first step", trial.first_step, 1e-3) is None:
         return ledger.report()
@@ -106,6 +107,7 @@ def _trial(
     manifold: Manifold | None,
     options: Mapping[str, Any] | None,
     shape: Sequence[int],
+    steps: int,
     ordinary: str | None,
     generator: torch.Generator,
 ) -> Trial:
@@ -129,6 +131,11 @@ def _trial(
         len(shape) < 2 or not shape[-2] > shape[-1] - 1
     ):
         raise ConfigurationError(f"expected a shape (..., n, p) with n >= p, got {shape}")
+    if steps < 1 or not all(size > 0 for size in shape):
+        raise ConfigurationError(
+            f"expected steps >= 1 and a shape without zeros, got steps={steps} and {shape}: "
+            "nothing could be measured"
+        )
     return Trial(optimizer, options or {}, manifold, shape, generator)
 
 
@@ -153,6 +160,11 @@ def _check_first_step(ledger: Ledger, trial: Trial) -> None:
     X, G, component = trial.X, trial.G, component_of(trial.manifold)
     w, w10 = trial.velocity(), trial.velocity(10.0, h=1e-6)
     size = float(w.norm())
+    if trial.is_fixed:
+        meaning = "the manifold has no tangent vectors here, and the step moved the point."
+        ledger.note("tangency of the first step", size, "<=", 1e-5, meaning)
+        ledger.skip("order and descent of the first step: the gradient is zero at every point")
+        return
     ledger.note(
         "descent of the first step",
         float((G * w).sum()) / max(float(G.norm()) * size, 1e-300) if size > 0 else math.nan,
@@ -326,7 +338,7 @@ def _check_gradients_kept(ledger: Ledger, trial: Trial, lr: float) -> None:
 
 
 def _check_maximize(ledger: Ledger, trial: Trial) -> None:
-    if trial.options.get("maximize"):
+    if trial.options.get("maximize") or trial.is_fixed:
         return
     try:
         w = trial.velocity(maximize=True)

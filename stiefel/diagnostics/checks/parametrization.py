@@ -19,7 +19,7 @@ from stiefel.diagnostics.checks.chart_claims import (
     largest,
     random_coordinates,
 )
-from stiefel.diagnostics.checks.costs import length, seeded
+from stiefel.diagnostics.checks.costs import length, reaches, seeded
 from stiefel.diagnostics.checks.expansions import Ray, slope_findings
 from stiefel.diagnostics.checks.ledger import Ledger
 from stiefel.diagnostics.report import Report
@@ -37,6 +37,7 @@ _SCALES = {"random": 1.0, "zero": 0.0, "tiny": 1e-8, "huge": 1e6}
 _GENERIC = ("the start", "the present coordinates", "random coordinates")
 
 
+@torch.inference_mode(False)
 @full_precision()
 def check_parametrization(
     chart: Parametrization | nn.Module,
@@ -68,7 +69,8 @@ def check_parametrization(
         name of the finding states the dimension of the manifold).
 
     Raises:
-        ConfigurationError: If `chart` is neither a chart nor a module with such a weight.
+        ConfigurationError: If `chart` is neither a chart nor a module with such a weight, or the
+            weight has no values.
 
     Example:
         >>> from stiefel.diagnostics import check_parametrization
@@ -116,6 +118,11 @@ def _chart_of(
     if isinstance(chart, nn.Module) and name is not None:
         storage = storage_of(chart, name)
         if storage is not None:
+            if storage.originals[0].is_meta:
+                raise ConfigurationError(
+                    f"{name!r} is on the meta device, where it has no values: move the module with "
+                    ".to_empty(device=...) and initialise it first"
+                )
             if not isinstance(storage.chart, Parametrization) or storage.chart.name == "riemannian":
                 raise ConfigurationError(
                     f"{name!r} has no chart: the point itself is the parameter. "
@@ -286,9 +293,12 @@ def _check_slopes(
                 torch.zeros_like(part) if g is None else g
                 for g, part in zip(answer, v, strict=True)
             )
-        rays = [_ray(cost, v, gradients, generator) for _ in range(directions)]
+        with torch.no_grad():
+            reach = reaches(chart, v)
+        rays = [_ray(cost, v, gradients, reach, generator) for _ in range(directions)]
         # a chart that is flat there has no slopes but rounding: C is what they are measured by
-        scale = max(length(gradients), 1e-6 * float(C.norm()))
+        size = length([r * g for r, g in zip(reach, gradients, strict=True)])
+        scale = max(size, 1e-6 * float(C.norm()))
         eps = torch.finfo(v[0].dtype).eps
         with torch.no_grad():
             found, curves = slope_findings(
@@ -304,11 +314,12 @@ def _ray(
     cost: Callable[[Sequence[Tensor]], Tensor],
     v: tuple[Tensor, ...],
     gradients: tuple[Tensor, ...],
+    reach: Sequence[float],
     generator: torch.Generator,
 ) -> Ray:
     d = tuple(torch.randn(part.shape, dtype=part.dtype, generator=generator) for part in v)
     size = length(d) or 1.0
-    d = tuple(part / size for part in d)
+    d = tuple(r / size * part for r, part in zip(reach, d, strict=True))
     slope = sum(float((g.conj() * a).real.sum()) for g, a in zip(gradients, d, strict=True))
 
     def value(t: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stiefel.diagnostics.checks.costs import seeded
 from stiefel.diagnostics.checks.ledger import in_a_line
 from stiefel.errors import ConfigurationError, DtypeError, OffManifoldError, ShapeError
 from stiefel.manifolds import Manifold, Stiefel
@@ -256,8 +257,7 @@ def places(
         DtypeError: If `dtype` is not float64 or complex128, or `X` has no such form.
         OffManifoldError: If `X` is not on the manifold.
     """
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
+    generator = seeded(generator)
     if X is not None:
         if shapes is not None:
             raise ConfigurationError("expected points X or shapes of random ones, got both")
@@ -265,8 +265,10 @@ def places(
     dtype = torch.float64 if dtype is None else dtype
     if dtype not in (torch.float64, torch.complex128):
         raise DtypeError(f"checks compute in float64 or complex128, got dtype={dtype}")
-    if points < 1:
+    if not isinstance(points, int) or points < 1:
         raise ConfigurationError(f"expected one random point or more, got points={points}")
+    if shapes is not None:
+        _check_shapes(shapes)
     found: list[Place] = []
     refused = []
     for shape in _default_shapes(manifold) if shapes is None else shapes:
@@ -284,6 +286,16 @@ def places(
             "takes, or give a point X="
         )
     return found, refused
+
+
+def _check_shapes(shapes: Sequence[Sequence[int]]) -> None:
+    if not shapes or any(isinstance(shape, int) for shape in shapes):
+        raise ConfigurationError(
+            f"expected a list of shapes, such as shapes=[(7, 3), (4, 4)], got {shapes!r}"
+        )
+    for shape in shapes:
+        if not all(size > 0 for size in shape):
+            raise ShapeError(f"expected shapes with entries, got {tuple(shape)}")
 
 
 def _default_shapes(manifold: Any) -> Iterator[tuple[int, ...]]:
@@ -323,6 +335,11 @@ def _given(manifold: Manifold, X: Tensor) -> Tensor:
     if not isinstance(X, Tensor) or not (X.is_floating_point() or X.is_complex()):
         got = X.dtype if isinstance(X, Tensor) else type(X).__name__
         raise DtypeError(f"expected X, a tensor of floating point or complex numbers, got {got}")
+    if X.is_meta or X.numel() == 0:
+        raise ShapeError(
+            f"expected a point with entries, got shape {tuple(X.shape)} on {X.device}, at which "
+            "nothing can be checked"
+        )
     if X.ndim < manifold.ndim:
         raise ShapeError(
             f"expected a point of {name_of(manifold)} with {manifold.ndim} dimensions or more, got "

@@ -56,6 +56,12 @@ class Trial:
         name = getattr(self.kind, "__name__", type(self.kind).__name__)
         return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the gradient has no tangent part: of a single real number, +1 or -1."""
+        gradient = plain(self.manifold.egrad2rgrad(self.X, self.G.clone()))
+        return float(gradient.norm()) <= 1e-12 * float(self.G.norm())
+
     def noise(self, dtype: torch.dtype) -> Tensor:
         """A gradient with entries N(0, 1)."""
         return torch.randn(self.X.shape, dtype=torch.float64, generator=self.generator).to(dtype)
@@ -100,7 +106,8 @@ class Trial:
     def allowed(self, dtype: torch.dtype) -> float:
         """How far a point may be from the manifold."""
         n, p = self.X.shape[-2:] if self.X.ndim > 1 else (self.X.shape[-1], 1)
-        return tolerance_on(self.manifold, dtype, n, p)
+        rounding = 4 * torch.finfo(dtype).eps  # optimizers measure in the point's own precision
+        return tolerance_on(self.manifold, dtype, n, p) + rounding
 
 
 def states_of(optimizer: Any, leaf: Tensor) -> dict[str, Tensor]:
