@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from stiefel.diagnostics import RateFit, Report, fit_rate
 from stiefel.errors import ConfigurationError
