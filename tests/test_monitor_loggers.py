@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from stiefel.diagnostics import CSVLogger, DictLogger, TensorBoardLogger
 from stiefel.errors import ConfigurationError, DataError
@@ -45,6 +46,34 @@ def test_doubles_survive_the_file(tmp_path: Path) -> None:
     for step, value in enumerate(values):
         logger.log({"step": step, "a": value})
     assert [row["a"] for row in CSVLogger.read(logger.path)] == values
+
+
+def test_a_line_torn_within_a_letter(tmp_path: Path) -> None:
+    path = tmp_path / "figures.csv"
+    CSVLogger(path).log({"step": 1, "weight/missing": "é"})
+    with path.open("ab") as file:
+        file.write("2,é".encode()[:-1])
+    CSVLogger(path, resume=True).log({"step": 2, "weight/missing": "è"})
+    assert [row["weight/missing"] for row in CSVLogger.read(path)] == ["é", "è"]
+
+
+def test_steps_and_figures_as_tensors_are_read_again(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path / "figures.csv")
+    logger.log({"step": torch.tensor(1), "a": torch.tensor(0.5)})
+    logger.log({"step": 2.0, "a": 0.25})
+    assert CSVLogger.read(logger.path) == [{"step": 1, "a": 0.5}, {"step": 2, "a": 0.25}]
+    for row in ({"a": 1.0}, {"step": -1}, {"step": 1.5}, {"step": math.nan}, {"step": "x"}):
+        with pytest.raises(ConfigurationError, match="a step 0, 1, 2"):
+            logger.log(row)
+
+
+def test_a_second_logger_of_a_new_file_does_not_drop_what_the_first_wrote(tmp_path: Path) -> None:
+    first, second = (CSVLogger(tmp_path / "figures.csv") for _ in range(2))
+    first.log({"step": 1, "a": 1.0})
+    first.log({"step": 2, "a": 2.0})
+    with pytest.raises(ConfigurationError, match="another logger or process"):
+        second.log({"step": 1, "b": 1.0})
+    assert len(CSVLogger.read(first.path)) == 2
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:

@@ -55,12 +55,23 @@ class CSVLogger:
             raise ConfigurationError(
                 f"{self.path} exists already: pass resume=True to continue it, or another path"
             )
+        self._resume = resume
         self._columns: list[str] | None = None  # None until the first row
 
     def log(self, row: Row) -> None:
-        """Takes a row."""
+        """Takes a row.
+
+        Raises:
+            ConfigurationError: If its step is no whole number from 0 on, or another process has
+                made the file since this logger was made.
+        """
+        row = _plain(row)
         kept: list[dict[str, Any]] | None = None
         if self._columns is None:
+            if self.path.exists() and not self._resume:
+                raise ConfigurationError(
+                    f"{self.path} was made by another logger or process: give each its own file"
+                )
             kept = [old for old in self.read(self.path) if not _again(old, row)]
             self._columns = list(dict.fromkeys(["step", *(name for old in kept for name in old)]))
         new = [name for name in row if name not in self._columns]
@@ -72,7 +83,9 @@ class CSVLogger:
             return
         line = _lines([row], self._columns)
         with self.path.open("ab", buffering=0) as file:
+            before = os.fstat(file.fileno()).st_size
             if file.write(line) != len(line):
+                file.truncate(before)  # the next row begins on a line of its own
                 raise OSError(f"{self.path}: a row was not written whole: is the disk full?")
 
     @staticmethod
@@ -91,8 +104,8 @@ class CSVLogger:
         path = Path(path)
         if not path.exists():
             return []
-        whole, newline, _ = path.read_text().rpartition("\n")
-        reader = csv.DictReader(io.StringIO(whole + newline), restkey="", restval="")
+        whole, newline, _ = path.read_bytes().rpartition(b"\n")  # the rest may end in a letter
+        reader = csv.DictReader(io.StringIO((whole + newline).decode()), restkey="", restval="")
         rows = []
         for number, cells in enumerate(reader, 2):
             if "" in cells or not cells.get("step", "").isdigit():
@@ -118,6 +131,15 @@ class CSVLogger:
             os.replace(temporary, self.path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """The row with its step as an int and tensors as numbers."""
+    values = {name: v.item() if hasattr(v, "item") else v for name, v in row.items()}
+    step = values.get("step")
+    if not isinstance(step, int | float) or not step >= 0 or step % 1:
+        raise ConfigurationError(f"expected a row with a step 0, 1, 2, ..., got step={step!r}")
+    return {**values, "step": int(step)}
 
 
 def _again(old: Row, row: Row) -> bool:
