@@ -21,9 +21,9 @@ from stiefel.parameter import Constraint
 
 __all__ = [
     "Cost",
+    "label",
     "length",
     "moved",
-    "place",
     "prepare",
     "random_direction",
     "reaches",
@@ -75,10 +75,10 @@ def prepare(cost: Callable[..., Any], X: Any, manifold: Any, gradient: Any) -> C
     for number, (component, x) in enumerate(zip(components, plain, strict=True)):
         if x.numel() == 0:
             raise ShapeError(
-                f"{place(number, len(plain), 'X')}: expected a point with entries, got shape "
+                f"{label(number, len(plain), 'X')}: expected a point with entries, got shape "
                 f"{tuple(x.shape)}, at which nothing can be checked"
             )
-        component.check(x, place(number, len(plain), "X"))
+        component.check(x, label(number, len(plain), "X"))
     double = [
         _on(c, x.to(double_dtype(x.dtype), copy=True))
         for c, x in zip(components, plain, strict=True)
@@ -158,7 +158,7 @@ def seeded(generator: torch.Generator | None) -> torch.Generator:
     return generator
 
 
-def place(number: int, count: int, name: str) -> str:
+def label(number: int, count: int, name: str) -> str:
     """``"X"``, or ``"X[1]"`` where there are several."""
     return name if count == 1 else f"{name}[{number}]"
 

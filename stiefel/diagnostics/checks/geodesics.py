@@ -8,75 +8,75 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stiefel.diagnostics.checks.ledger import Ledger
-from stiefel.diagnostics.checks.places import ATOL, Place, plain
+from stiefel.diagnostics.checks.report_builder import ReportBuilder
 from stiefel.diagnostics.checks.retraction import note_derivative
+from stiefel.diagnostics.checks.sample_points import ATOL, SamplePoint, plain
 
-__all__ = ["check_geodesics"]
+__all__ = ["note_geodesics"]
 
 _LENGTH = 0.5  # of the geodesics, at most, in the ambient norm and in the metric
 _NODES = 14  # Chebyshev nodes on [0, 1]: derivatives of such short geodesics to 1e-10
 _BOUND = 1e-6
 
 
-def check_geodesics(ledger: Ledger, place: Place, manifold: Any) -> None:
-    """Notes what is wrong with ``expmap``, ``logmap`` and ``dist`` at a place."""
-    x, where = place.x, place.where
-    u = place.tangent()
-    if ledger.call("inner", place.inner, u, u) is None:
+def note_geodesics(builder: ReportBuilder, point: SamplePoint, manifold: Any) -> None:
+    """Notes what is wrong with ``expmap``, ``logmap`` and ``dist`` at a point."""
+    x, where = point.x, point.where
+    u = point.tangent()
+    if builder.call("inner", point.inner, u, u) is None:
         return
-    u = place.short(u, _LENGTH)
-    y = ledger.call("expmap", manifold.expmap, x, u)
+    u = point.short(u, _LENGTH)
+    y = builder.call("expmap", manifold.expmap, x, u)
     if y is None:
         return
     y = plain(y)
-    ledger.note(
-        "expmap is on the manifold", place.off_manifold(y), "<=", ATOL,
+    builder.note(
+        "expmap is on the manifold", point.off_manifold(y), "<=", ATOL,
         "the exponential leaves the manifold.", where,
     )  # fmt: skip
-    along = note_derivative(ledger, place, manifold.expmap, place.tangent(), "expmap")
+    along = note_derivative(builder, point, manifold.expmap, point.tangent(), "expmap")
     if along:
-        _check_energy(ledger, place, manifold, u)
-    back = ledger.call("logmap", manifold.logmap, x, y)
+        _check_energy(builder, point, manifold, u)
+    back = builder.call("logmap", manifold.logmap, x, y)
     if back is not None:
-        ledger.note(
-            "logmap inverts expmap", float(place.distance(back, u)), "<=", _BOUND,
+        builder.note(
+            "logmap inverts expmap", float(point.distance(back, u)), "<=", _BOUND,
             "logmap(x, expmap(x, u)) is not u, for a short u.", where,
         )  # fmt: skip
-    length = ledger.call("dist", manifold.dist, x, y)
+    length = builder.call("dist", manifold.dist, x, y)
     if length is not None:
-        speed = place.inner(u, u).clamp_min(0).sqrt()
+        speed = point.inner(u, u).clamp_min(0).sqrt()
         defect = (plain(length).reshape(speed.shape) - speed).abs().max()
-        ledger.note(
+        builder.note(
             "dist is the length of the geodesic", float(defect), "<=", _BOUND,
             "dist(x, expmap(x, u)) is not |u|_x, for a short u.", where,
         )  # fmt: skip
 
 
-def _check_energy(ledger: Ledger, place: Place, manifold: Any, u: Tensor) -> None:
+def _check_energy(builder: ReportBuilder, point: SamplePoint, manifold: Any, u: Tensor) -> None:
     r"""Speed and first variation of the energy E(c) = 1/2 int <c', c'>_c dt of c(t) = exp_x(tu).
 
     A geodesic keeps its speed, and dE = 0 for every variation projx(c + e sin(pi t) w) that keeps
     the ends.
     """
     t, D, weights = _chebyshev(_NODES)
-    curve = torch.stack([plain(manifold.expmap(place.x, float(s) * u)) for s in t])
+    curve = torch.stack([plain(manifold.expmap(point.x, float(s) * u)) for s in t])
 
     def speeds(c: Tensor) -> Tensor:
         velocity = torch.tensordot(D.to(c), c, dims=1)
         pairs = zip(c, velocity, strict=True)
-        return torch.stack([place.inner(b, b, a) for a, b in pairs])
+        return torch.stack([point.inner(b, b, a) for a, b in pairs])
 
     square = speeds(curve)
     scale = square[0].abs().max().clamp_min(1e-12)
-    ledger.note(
+    builder.note(
         "expmap keeps its speed", float((square - square[0]).abs().max() / scale), "<=", _BOUND,
         "|d/dt expmap(x, tu)|_x changes along the curve: it is no geodesic of this metric.",
-        place.where,
+        point.where,
     )  # fmt: skip
-    if place.source != "projx":
+    if point.source != "projx":
         return
-    w = place.short(place.tangent(), 1.0)
+    w = point.short(point.tangent(), 1.0)
     bump = torch.sin(torch.pi * t)
 
     def energy(e: float) -> Tensor:
@@ -89,12 +89,12 @@ def _check_energy(ledger: Ledger, place: Place, manifold: Any, u: Tensor) -> Non
     h = 5e-3
     near, far = energy(h) - energy(-h), energy(2 * h) - energy(-2 * h)
     variation = (8 * near - far) / (12 * h)
-    ledger.note(
+    builder.note(
         "expmap makes the energy stationary",
         float(variation.abs().max() / scale.clamp_min(0.01)),
         "<=", _BOUND, "the energy of t -> expmap(x, tu) changes to first order when the curve is "
         "varied between its ends: it is no geodesic of this metric, perhaps one of another.",
-        place.where,
+        point.where,
     )  # fmt: skip
 
 

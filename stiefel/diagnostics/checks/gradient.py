@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from stiefel.diagnostics.checks.costs import (
     Cost,
+    label,
     length,
     moved,
-    place,
     prepare,
     random_direction,
     seeded,
@@ -128,7 +128,7 @@ def _report(
     curves: list[Curve] = []
     problem, X, count = at.problem, at.at.X, len(at.at.X)
     for k, component in enumerate(problem.components):
-        of = "" if count == 1 else f" of {place(k, count, 'X')}"
+        of = "" if count == 1 else f" of {label(k, count, 'X')}"
         rays = []
         for _ in range(directions):
             u = random_direction(problem, X, generator, only=k)

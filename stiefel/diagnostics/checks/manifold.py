@@ -8,10 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.diagnostics.checks.batches import note_batch, two_places
-from stiefel.diagnostics.checks.geodesics import check_geodesics
-from stiefel.diagnostics.checks.ledger import Ledger
-from stiefel.diagnostics.checks.places import ATOL, Place, name_of, places, plain, require_manifold
+from stiefel.diagnostics.checks.batches import note_batch, two_points
+from stiefel.diagnostics.checks.geodesics import note_geodesics
+from stiefel.diagnostics.checks.report_builder import ReportBuilder
+from stiefel.diagnostics.checks.sample_points import (
+    ATOL,
+    SamplePoint,
+    name_of,
+    plain,
+    require_manifold,
+    sample_points,
+)
 from stiefel.diagnostics.report import Report
 from stiefel.manifolds import Manifold
 from stiefel.numerics import full_precision
@@ -79,165 +86,165 @@ def check_manifold(
         ['proju is idempotent', 'proju keeps tangent vectors']
     """
     manifold = require_manifold(manifold)
-    found, refused = places(manifold, X, shapes, points=points, dtype=dtype, generator=generator)
-    ledger = Ledger(f"manifold {name_of(manifold)}")
-    for reason in refused:
-        ledger.skip(reason)
-    for place in found:
-        if place.source == "proju":
-            ledger.skip("projx is missing or moves points: tangent vectors are those of proju")
+    builder = ReportBuilder(f"manifold {name_of(manifold)}")
+    found = sample_points(
+        builder, manifold, X, shapes, points=points, dtype=dtype, generator=generator
+    )
+    for point in found:
         if X is None:
-            ledger.call("check_point_on_manifold", _check_random, ledger, place, manifold)
-        ledger.call("points", _check_points, ledger, place, manifold)
-        ledger.call("proju", _check_projection, ledger, place, manifold)
-        ledger.call("inner", _check_metric, ledger, place, manifold)
-        ledger.call("expmap", check_geodesics, ledger, place, manifold)
-        ledger.call("batches", _check_batches, ledger, place, manifold)
-    return ledger.report()
+            builder.call("check_point_on_manifold", _check_random, builder, point, manifold)
+        builder.call("points", _check_points, builder, point, manifold)
+        builder.call("proju", _check_projection, builder, point, manifold)
+        builder.call("inner", _check_metric, builder, point, manifold)
+        builder.call("expmap", note_geodesics, builder, point, manifold)
+        builder.call("batches", _check_batches, builder, point, manifold)
+    return builder.report()
 
 
-def _check_random(ledger: Ledger, place: Place, manifold: Any) -> None:
-    refused = float(not manifold.check_point_on_manifold(place.x))
-    ledger.note(
+def _check_random(builder: ReportBuilder, point: SamplePoint, manifold: Any) -> None:
+    refused = float(not manifold.check_point_on_manifold(point.x))
+    builder.note(
         "random points refused", refused, "<=", 0,
-        "random() gives what check_point_on_manifold refuses.", place.where,
+        "random() gives what check_point_on_manifold refuses.", point.where,
     )  # fmt: skip
 
 
-def _check_points(ledger: Ledger, place: Place, manifold: Any) -> None:
-    x, where = place.x, place.where
+def _check_points(builder: ReportBuilder, point: SamplePoint, manifold: Any) -> None:
+    x, where = point.x, point.where
     accepts = manifold.check_point_on_manifold
-    kept = ledger.call("projx", manifold.projx, x)
+    kept = builder.call("projx", manifold.projx, x)
     if kept is None:
         return
-    ledger.note(
-        "projx keeps points", float(place.distance(kept, x)), "<=", ATOL,
+    builder.note(
+        "projx keeps points", float(point.distance(kept, x)), "<=", ATOL,
         "projx moves a point of the manifold (or random gives none): it is no projection.", where,
     )  # fmt: skip
-    z = x + _OFF * place.vector()
-    y = ledger.call("projx", manifold.projx, z)
+    z = x + _OFF * point.vector()
+    y = builder.call("projx", manifold.projx, z)
     if y is None or plain(y).shape != x.shape:
         return
-    ledger.note(
+    builder.note(
         "points of projx refused", float(not accepts(plain(y))), "<=", 0,
         "projx gives what check_point_on_manifold refuses.", where,
     )  # fmt: skip
-    ledger.note(
-        "projx is idempotent", float(place.distance(manifold.projx(plain(y)), plain(y))),
+    builder.note(
+        "projx is idempotent", float(point.distance(manifold.projx(plain(y)), plain(y))),
         "<=", ATOL, "projecting twice is not projecting once.", where,
     )  # fmt: skip
-    if float(place.norm(plain(y) - z).min()) > 1e-3:
-        ledger.note(
+    if float(point.norm(plain(y) - z).min()) > 1e-3:
+        builder.note(
             "other points accepted", float(accepts(z)), "<=", 0,
             f"check_point_on_manifold accepts x + z with |z| = {_OFF}, which projx moves: "
             "its tolerance is too wide, or it checks less than membership.", where,
         )  # fmt: skip
 
 
-def _check_projection(ledger: Ledger, place: Place, manifold: Any) -> None:
-    x, where = place.x, place.where
-    u, w, v = place.vector(), place.vector(), place.tangent()
+def _check_projection(builder: ReportBuilder, point: SamplePoint, manifold: Any) -> None:
+    x, where = point.x, point.where
+    u, w, v = point.vector(), point.vector(), point.tangent()
     once, other, sums, kept = (
-        ledger.call("proju", manifold.proju, x, z) for z in (u, w, 2 * u - 3 * w, v)
+        builder.call("proju", manifold.proju, x, z) for z in (u, w, 2 * u - 3 * w, v)
     )
     if once is None or other is None or sums is None or kept is None:
         return
     once, other = plain(once), plain(other)
-    ledger.note(
-        "proju is linear", float(place.distance(sums, 2 * once - 3 * other)), "<=", ATOL,
+    builder.note(
+        "proju is linear", float(point.distance(sums, 2 * once - 3 * other)), "<=", ATOL,
         "proju(2u - 3w) is not 2 proju(u) - 3 proju(w).", where,
     )  # fmt: skip
-    ledger.note(
-        "proju is idempotent", float(place.distance(manifold.proju(x, once), once)), "<=", ATOL,
+    builder.note(
+        "proju is idempotent", float(point.distance(manifold.proju(x, once), once)), "<=", ATOL,
         "projecting twice is not projecting once: momentum that is projected at every step grows "
         "without a gradient. A Riemannian gradient (egrad2rgrad) is no projection.", where,
     )  # fmt: skip
-    ledger.note(
-        "proju keeps tangent vectors", float(place.distance(kept, v)), "<=", ATOL,
+    builder.note(
+        "proju keeps tangent vectors", float(point.distance(kept, v)), "<=", ATOL,
         "proju changes a vector that is tangent already: it is not the projection onto the "
         "tangent space.", where,
     )  # fmt: skip
-    if place.source == "projx":
-        ledger.note(
-            "proju gives tangent vectors", place.off_tangent(once), "<=", ATOL,
+    if point.source == "projx":
+        builder.note(
+            "proju gives tangent vectors", point.off_tangent(once), "<=", ATOL,
             "proju leaves a normal part: to first order such a vector leads off the manifold.",
             where,
         )  # fmt: skip
-    ledger.note(
-        "proju is self-adjoint", _asymmetry(place, once, other, u, w), "<=", ATOL,
+    builder.note(
+        "proju is self-adjoint", _asymmetry(point, once, other, u, w), "<=", ATOL,
         "<proju(u), w> is not <u, proju(w)>, neither in the ambient inner product nor in the "
         "manifold's: the projection is oblique, and the steepest direction is not the projected "
         "gradient.", where,
     )  # fmt: skip
-    _check_tangency_test(ledger, place, manifold, v, u)
+    _check_tangency_test(builder, point, manifold, v, u)
 
 
-def _asymmetry(place: Place, once: Tensor, other: Tensor, u: Tensor, w: Tensor) -> float:
+def _asymmetry(point: SamplePoint, once: Tensor, other: Tensor, u: Tensor, w: Tensor) -> float:
     """|<P u, w> - <u, P w>| in the ambient inner product or the manifold's, whichever is less."""
-    ambient = float((place.dot(once, w) - place.dot(u, other)).abs().max())
+    ambient = float((point.dot(once, w) - point.dot(u, other)).abs().max())
     try:
-        left, right = place.inner(once, w), place.inner(u, other)
+        left, right = point.inner(once, w), point.inner(u, other)
     except Exception:
         return ambient
     return min(ambient, float((left - right).abs().max()))
 
 
-def _check_tangency_test(ledger: Ledger, place: Place, manifold: Any, v: Tensor, u: Tensor) -> None:
-    if place.source != "projx":
+def _check_tangency_test(
+    builder: ReportBuilder, point: SamplePoint, manifold: Any, v: Tensor, u: Tensor
+) -> None:
+    if point.source != "projx":
         return
-    accepts, x = manifold.check_vector_on_tangent, place.x
-    ledger.note(
+    accepts, x = manifold.check_vector_on_tangent, point.x
+    builder.note(
         "tangent vectors refused", float(not accepts(x, v, atol=ATOL, rtol=ATOL)), "<=", 0,
-        "check_vector_on_tangent refuses the velocity of a curve on the manifold.", place.where,
+        "check_vector_on_tangent refuses the velocity of a curve on the manifold.", point.where,
     )  # fmt: skip
-    normal = u - place.project(u)
-    if float(place.norm(normal).min()) > _OFF:
-        ledger.note(
+    normal = u - point.project(u)
+    if float(point.norm(normal).min()) > _OFF:
+        builder.note(
             "other vectors accepted", float(accepts(x, v + normal)), "<=", 0,
-            "check_vector_on_tangent accepts a vector that leads off the manifold.", place.where,
+            "check_vector_on_tangent accepts a vector that leads off the manifold.", point.where,
         )  # fmt: skip
 
 
-def _check_metric(ledger: Ledger, place: Place, manifold: Any) -> None:
-    x, where = place.x, place.where
-    u, v, w, g = place.tangent(), place.tangent(), place.tangent(), place.vector()
-    inner = place.inner
-    if (first := ledger.call("inner", manifold.inner, x, u, v)) is None:
+def _check_metric(builder: ReportBuilder, point: SamplePoint, manifold: Any) -> None:
+    x, where = point.x, point.where
+    u, v, w, g = point.tangent(), point.tangent(), point.tangent(), point.vector()
+    inner = point.inner
+    if (first := builder.call("inner", manifold.inner, x, u, v)) is None:
         return
-    batch = x.shape[: x.ndim - place.item]
-    ledger.note(
+    batch = x.shape[: x.ndim - point.item]
+    builder.note(
         "shape of inner is not that of the batch", float(first.shape != batch), "<=", 0,
         f"inner(x, u, v) has shape {tuple(first.shape)} where one number for each point has "
         f"{tuple(batch)}: what is divided by it broadcasts wrongly.", where,
     )  # fmt: skip
     if first.is_complex():
-        ledger.skip("inner is complex: its real part is checked")
+        builder.skip("inner is complex: its real part is checked")
     size = (inner(u, u) * inner(v, v)).abs().sqrt().clamp_min(1)
-    ledger.note(
+    builder.note(
         "inner is symmetric", _largest((inner(u, v) - inner(v, u)) / size), "<=", ATOL,
         "<u, v> is not <v, u>.", where,
     )  # fmt: skip
     sums = inner(2 * u - 3 * w, v) - 2 * inner(u, v) + 3 * inner(w, v)
-    ledger.note(
+    builder.note(
         "inner is bilinear", _largest(sums / (size + inner(w, w).abs())), "<=", ATOL,
         "<2u - 3w, v> is not 2<u, v> - 3<w, v>.", where,
     )  # fmt: skip
-    ledger.note(
-        "inner is positive", _least_stretch(place), ">=", ATOL,
+    builder.note(
+        "inner is positive", _least_stretch(point), ">=", ATOL,
         "the least <v, v>_x / |v|^2 over tangent vectors v: where it is not positive, inner is no "
         "metric.", where,
     )  # fmt: skip
-    gradient = ledger.call("egrad2rgrad", manifold.egrad2rgrad, x, g)
+    gradient = builder.call("egrad2rgrad", manifold.egrad2rgrad, x, g)
     if gradient is None:
         return
     gradient = plain(gradient)
-    if place.source == "projx":
-        ledger.note(
-            "egrad2rgrad gives tangent vectors", place.off_tangent(gradient), "<=", ATOL,
+    if point.source == "projx":
+        builder.note(
+            "egrad2rgrad gives tangent vectors", point.off_tangent(gradient), "<=", ATOL,
             "the Riemannian gradient has a normal part.", where,
         )  # fmt: skip
-    got, wanted = inner(gradient, v), place.dot(g, v)
-    ledger.note(
+    got, wanted = inner(gradient, v), point.dot(g, v)
+    builder.note(
         "egrad2rgrad represents the derivative", _largest((got - wanted) / (1 + wanted.abs())),
         "<=", ATOL, f"<egrad2rgrad(g), v>_x is not Re tr(g^H v) but, for one tangent v, "
         f"{_ratio(got, wanted):.3g} times it: inner and egrad2rgrad belong to different metrics, "
@@ -255,12 +262,12 @@ def _largest(values: Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0
 
 
-def _least_stretch(place: Place) -> float:
+def _least_stretch(point: SamplePoint) -> float:
     """The least <v, v>_x / |v|^2 over the span of random tangent vectors; 1 where there is none."""
-    V = [place.tangent() for _ in range(_DIRECTIONS)]
+    V = [point.tangent() for _ in range(_DIRECTIONS)]
     least, K = 1.0, _DIRECTIONS
-    G = torch.stack([torch.stack([place.inner(a, b) for b in V]) for a in V])
-    E = torch.stack([torch.stack([place.dot(a, b) for b in V]) for a in V])
+    G = torch.stack([torch.stack([point.inner(a, b) for b in V]) for a in V])
+    E = torch.stack([torch.stack([point.dot(a, b) for b in V]) for a in V])
     G, E = G.reshape(K, K, -1), E.reshape(K, K, -1)
     for index in range(E.shape[-1]):
         metric, gram = G[..., index], E[..., index]
@@ -273,13 +280,13 @@ def _least_stretch(place: Place) -> float:
     return least
 
 
-def _check_batches(ledger: Ledger, place: Place, manifold: Any) -> None:
-    if place.item == 0:
+def _check_batches(builder: ReportBuilder, point: SamplePoint, manifold: Any) -> None:
+    if point.item == 0:
         return
-    pair = two_places(place)
+    pair = two_points(point)
     xs = [at.x for at in pair]
     us = [at.tangent() / 4 for at in pair]
     for name in ("projx", "proju", "inner", "egrad2rgrad", "retr", "expmap"):
         vectors = {"projx": 0, "inner": 2}.get(name, 1)
         pairs = [[x, *[u] * vectors] for x, u in zip(xs, us, strict=True)]
-        note_batch(ledger, name, getattr(manifold, name), pairs, place.where)
+        note_batch(builder, name, getattr(manifold, name), pairs, point.where)

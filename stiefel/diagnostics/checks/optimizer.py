@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from stiefel.diagnostics.checks.costs import seeded, tangency
-from stiefel.diagnostics.checks.ledger import Ledger
-from stiefel.diagnostics.checks.places import plain
+from stiefel.diagnostics.checks.optimizer_trial import Trial, states_of
+from stiefel.diagnostics.checks.ordinary_parameters import TORCH_OPTIMIZERS, note_ordinary
+from stiefel.diagnostics.checks.report_builder import ReportBuilder
+from stiefel.diagnostics.checks.sample_points import plain
 from stiefel.diagnostics.checks.slopes import STEPS, order_finding
-from stiefel.diagnostics.checks.trial import Trial, states_of
 from stiefel.diagnostics.report import Curve, Report
 from stiefel.errors import ConfigurationError, unknown
 from stiefel.manifolds import GeooptStiefel, Manifold, Stiefel
 from stiefel.numerics import full_precision
-from stiefel.optim import POGO, Landing, RGDAdam, RiemannianOptimizer
+from stiefel.optim import POGO, Landing, RGDAdam
 from stiefel.optim.solvers.components import component_of
 
 __all__ = ["check_optimizer"]
 
 #: Optimizers that keep averages in the surrounding space by design, and project when they step.
 _AMBIENT = (RGDAdam, POGO, Landing)
-_TORCH = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
 @torch.inference_mode(False)
@@ -85,21 +83,21 @@ def check_optimizer(
         False
     """
     trial = _trial(optimizer, manifold, options, shape, steps, ordinary, seeded(generator))
-    ledger = Ledger(f"{trial.name} on {trial.manifold}")
-    if ledger.call("the first step", trial.first_step, 1e-3) is None:
-        return ledger.report()
-    call = ledger.call
-    call("a step", _check_constraint, ledger, trial, lr)
-    call("the first step", _check_first_step, ledger, trial)
+    builder = ReportBuilder(f"{trial.name} on {trial.manifold}")
+    if builder.call("the first step", trial.first_step, 1e-3) is None:
+        return builder.report()
+    call = builder.call
+    call("a step", _check_constraint, builder, trial, lr)
+    call("the first step", _check_first_step, builder, trial)
     for dtype in (torch.float64, torch.float32):
-        call(f"noisy steps in {dtype}", _check_noise, ledger, trial, lr, steps, dtype)
-    call("momentum", _check_state, ledger, trial, lr, ambient_state)
-    call("a zero gradient", _check_zero, ledger, trial, lr)
-    call("weight decay", _check_gradients_kept, ledger, trial, lr)
-    call("maximize", _check_maximize, ledger, trial)
-    for claim in [ordinary] if ordinary is not None else list(_TORCH):
-        call("ordinary parameters", _check_ordinary, ledger, trial, lr, claim, ordinary is not None)
-    return ledger.report()
+        call(f"noisy steps in {dtype}", _check_noise, builder, trial, lr, steps, dtype)
+    call("momentum", _check_state, builder, trial, lr, ambient_state)
+    call("a zero gradient", _check_zero, builder, trial, lr)
+    call("weight decay", _check_gradients_kept, builder, trial, lr)
+    call("maximize", _check_maximize, builder, trial)
+    for claim in [ordinary] if ordinary is not None else list(TORCH_OPTIMIZERS):
+        call("ordinary parameters", note_ordinary, builder, trial, lr, claim, ordinary is not None)
+    return builder.report()
 
 
 def _trial(
@@ -122,8 +120,8 @@ def _trial(
         raise ConfigurationError(
             f"expected a manifold such as stiefel.Stiefel(), got {type(manifold).__name__}"
         )
-    if ordinary is not None and ordinary not in _TORCH:
-        raise unknown("optimizer of ordinary parameters", ordinary, _TORCH)
+    if ordinary is not None and ordinary not in TORCH_OPTIMIZERS:
+        raise unknown("optimizer of ordinary parameters", ordinary, TORCH_OPTIMIZERS)
     if options and "lr" in options:
         raise ConfigurationError("the check tries many learning rates: leave lr out of options")
     shape = tuple(shape)
@@ -139,12 +137,12 @@ def _trial(
     return Trial(optimizer, options or {}, manifold, shape, generator)
 
 
-def _check_constraint(ledger: Ledger, trial: Trial, lr: float) -> None:
+def _check_constraint(builder: ReportBuilder, trial: Trial, lr: float) -> None:
     leaf = trial.leaf()
     optimizer = trial.make([leaf], lr)
     leaf.grad = trial.G.clone()
     optimizer.step()
-    ledger.note(
+    builder.note(
         "constraint",
         trial.off(leaf),
         "<=",
@@ -155,24 +153,24 @@ def _check_constraint(ledger: Ledger, trial: Trial, lr: float) -> None:
     )
 
 
-def _check_first_step(ledger: Ledger, trial: Trial) -> None:
+def _check_first_step(builder: ReportBuilder, trial: Trial) -> None:
     """The derivative of the first step in the learning rate."""
     X, G, component = trial.X, trial.G, component_of(trial.manifold)
     w, w10 = trial.velocity(), trial.velocity(10.0, h=1e-6)
     size = float(w.norm())
     if trial.is_fixed:
         meaning = "the manifold has no tangent vectors here, and the step moved the point."
-        ledger.note("tangency of the first step", size, "<=", 1e-5, meaning)
-        ledger.skip("order and descent of the first step: the gradient is zero at every point")
+        builder.note("tangency of the first step", size, "<=", 1e-5, meaning)
+        builder.skip("order and descent of the first step: the gradient is zero at every point")
         return
-    ledger.note(
+    builder.note(
         "descent of the first step",
         float((G * w).sum()) / max(float(G.norm()) * size, 1e-300) if size > 0 else math.nan,
         "<=",
         -1e-6,
         "the cosine between gradient and first step: the step does not go down.",
     )
-    ledger.note(
+    builder.note(
         "tangency of the first step",
         tangency(component, X, w),
         "<=",
@@ -182,7 +180,7 @@ def _check_first_step(ledger: Ledger, trial: Trial) -> None:
         "retraction is none (see check_retraction).",
     )
     if not float((w10 - 10 * w).norm()) <= 1e-3 * float(w10.norm()):
-        ledger.skip(
+        builder.skip(
             "order of the first step: it does not grow with the gradient, so it has to descend only"
         )
         return
@@ -193,12 +191,14 @@ def _check_first_step(ledger: Ledger, trial: Trial) -> None:
         "the manifold. " + _cause(trial, w)
     )
     error = float((w + c * gradient).norm()) / max(size, 1e-300)
-    ledger.note("error of the first step", error if c > 0 else math.inf, "<=", 1e-6, why)
+    builder.note("error of the first step", error if c > 0 else math.inf, "<=", 1e-6, why)
     rates = [rate for rate in STEPS if rate * size <= 0.05]  # long steps may be cut
     errors = [float((trial.first_step(rate) + c * rate * gradient).norm()) for rate in rates]
     floor = max(4e-16 * max(1.0, float(X.norm())), 1e-10 * rates[0])  # of X, and of w
-    ledger.add(order_finding("order of the first step", rates, errors, floor, order=2, meaning=why))
-    ledger.curve(Curve("|X(lr) - X + c lr grad|, t = lr", tuple(rates), tuple(errors), 2))
+    builder.add(
+        order_finding("order of the first step", rates, errors, floor, order=2, meaning=why)
+    )
+    builder.curve(Curve("|X(lr) - X + c lr grad|, t = lr", tuple(rates), tuple(errors), 2))
 
 
 def _cause(trial: Trial, w: torch.Tensor) -> str:
@@ -221,7 +221,9 @@ def _cause(trial: Trial, w: torch.Tensor) -> str:
     )
 
 
-def _check_noise(ledger: Ledger, trial: Trial, lr: float, steps: int, dtype: torch.dtype) -> None:
+def _check_noise(
+    builder: ReportBuilder, trial: Trial, lr: float, steps: int, dtype: torch.dtype
+) -> None:
     """Many steps with random gradients."""
     leaf = trial.leaf(dtype)
     optimizer = trial.make([leaf], lr)
@@ -235,7 +237,7 @@ def _check_noise(ledger: Ledger, trial: Trial, lr: float, steps: int, dtype: tor
         worst = max(worst, trial.off(leaf))
         if math.isinf(worst):
             break
-    ledger.note(
+    builder.note(
         f"points stay on the manifold ({str(dtype).removeprefix('torch.')})",
         worst,
         "<=",
@@ -244,11 +246,11 @@ def _check_noise(ledger: Ledger, trial: Trial, lr: float, steps: int, dtype: tor
         "retraction in its additive form, or bring points back; an optimizer that stays near the "
         "manifold by design belongs to stiefel.Stiefel(tolerance=...).",
     )
-    _note_written(ledger, written)
+    _note_written(builder, written)
 
 
-def _note_written(ledger: Ledger, written: float, where: str = "") -> None:
-    ledger.note(
+def _note_written(builder: ReportBuilder, written: float, where: str = "") -> None:
+    builder.note(
         "gradients are not written to",
         written,
         "<=",
@@ -259,7 +261,7 @@ def _note_written(ledger: Ledger, written: float, where: str = "") -> None:
     )
 
 
-def _check_state(ledger: Ledger, trial: Trial, lr: float, ambient: bool | None) -> None:
+def _check_state(builder: ReportBuilder, trial: Trial, lr: float, ambient: bool | None) -> None:
     """Averages of gradients are tangent, and fade when gradients are zero."""
     leaf, component = trial.leaf(), component_of(trial.manifold)
     optimizer = trial.make([leaf], lr)
@@ -273,14 +275,16 @@ def _check_state(ledger: Ledger, trial: Trial, lr: float, ambient: bool | None) 
                 worst, culprit = residual, name
     states = states_of(optimizer, leaf)
     if not states:
-        ledger.skip("momentum: the optimizer keeps none with these options")
+        builder.skip("momentum: the optimizer keeps none with these options")
         return
     if ambient is None and isinstance(optimizer, _AMBIENT):
         ambient = True
     if ambient:
-        ledger.skip("momentum is tangent: the averages are kept in the surrounding space by design")
+        builder.skip(
+            "momentum is tangent: the averages are kept in the surrounding space by design"
+        )
     else:
-        ledger.note(
+        builder.note(
             "momentum is tangent",
             worst,
             "<=",
@@ -297,7 +301,7 @@ def _check_state(ledger: Ledger, trial: Trial, lr: float, ambient: bool | None) 
         optimizer.step()
         for name, value in states_of(optimizer, leaf).items():
             growth = max(growth, float(plain(value).norm()) / max(sizes.get(name, 0.0), 1e-300))
-    ledger.note(
+    builder.note(
         "state does not grow",
         growth,
         "<=",
@@ -307,13 +311,13 @@ def _check_state(ledger: Ledger, trial: Trial, lr: float, ambient: bool | None) 
     )
 
 
-def _check_zero(ledger: Ledger, trial: Trial, lr: float) -> None:
+def _check_zero(builder: ReportBuilder, trial: Trial, lr: float) -> None:
     leaf = trial.leaf()
     optimizer = trial.make([leaf], lr)
     for _ in range(5):
         leaf.grad = torch.zeros_like(trial.X)
         optimizer.step()
-    ledger.note(
+    builder.note(
         "a zero gradient moves nothing",
         float((plain(leaf) - trial.X).abs().max()),
         "<=",
@@ -322,7 +326,7 @@ def _check_zero(ledger: Ledger, trial: Trial, lr: float) -> None:
     )
 
 
-def _check_gradients_kept(ledger: Ledger, trial: Trial, lr: float) -> None:
+def _check_gradients_kept(builder: ReportBuilder, trial: Trial, lr: float) -> None:
     """Weight decay, where it is accepted at all, is not added into p.grad."""
     leaf = trial.leaf()
     try:
@@ -331,65 +335,26 @@ def _check_gradients_kept(ledger: Ledger, trial: Trial, lr: float) -> None:
         optimizer.step()
     except (TypeError, ValueError) as error:
         reason = str(error).split(": ")[0]
-        ledger.skip(f"weight decay: the optimizer refuses it for points ({reason})")
+        builder.skip(f"weight decay: the optimizer refuses it for points ({reason})")
         return
     written = float((leaf.grad - trial.G).abs().max())
-    _note_written(ledger, written, "weight_decay=0.1")
+    _note_written(builder, written, "weight_decay=0.1")
 
 
-def _check_maximize(ledger: Ledger, trial: Trial) -> None:
+def _check_maximize(builder: ReportBuilder, trial: Trial) -> None:
     if trial.options.get("maximize") or trial.is_fixed:
         return
     try:
         w = trial.velocity(maximize=True)
     except TypeError:
-        ledger.skip("maximize: the optimizer has no such argument")
+        builder.skip("maximize: the optimizer has no such argument")
         return
     size = max(float(trial.G.norm()) * float(w.norm()), 1e-300)
-    ledger.note(
+    builder.note(
         "maximize ascends",
         float((trial.G * w).sum()) / size,
         ">=",
         1e-6,
         "the cosine between gradient and first step with maximize=True: the argument is accepted "
         "and ignored.",
-    )
-
-
-def _check_ordinary(ledger: Ledger, trial: Trial, lr: float, claim: str, asked: bool) -> None:
-    """Ordinary parameters against torch's optimizer with the options of the group."""
-    start = torch.randn(4, 2, dtype=torch.float64, generator=trial.generator)
-    ours, theirs = (nn.Parameter(start.clone()) for _ in range(2))
-    leaf = trial.leaf()
-    kind = trial.kind
-    accepts = "euclidean" in inspect.signature(kind).parameters
-    if not accepts and not asked:
-        return
-    if not accepts and isinstance(kind, type) and issubclass(kind, RiemannianOptimizer):
-        raise ConfigurationError(f"{kind.__name__} has no argument euclidean=")
-    if accepts:
-        groups = [{"params": [leaf]}, {"params": [ours], "weight_decay": 0.01}]
-        optimizer = trial.make(groups, lr, euclidean=claim)
-    else:
-        optimizer = trial.make([{"params": [leaf]}, {"params": [ours]}], lr)
-    group = optimizer.param_groups[1]
-    known = inspect.signature(_TORCH[claim]).parameters
-    same = {key: group[key] for key in group if key in known and key != "params"}
-    twin = _TORCH[claim]([theirs], **same)
-    worst = 0.0
-    for _ in range(5):
-        leaf.grad = trial.noise(torch.float64)
-        ours.grad = torch.randn(4, 2, dtype=torch.float64, generator=trial.generator)
-        theirs.grad = ours.grad.clone()
-        optimizer.step()
-        twin.step()
-        worst = max(worst, float((ours.detach() - theirs.detach()).abs().max()))
-    ledger.note(
-        f"ordinary parameters ({claim})",
-        worst,
-        "<=",
-        1e-12,
-        f"five steps of an ordinary parameter differ from those of {_TORCH[claim].__name__} of "
-        "torch with the same options: a recipe that is moved over trains the rest of the model "
-        "in another way.",
     )

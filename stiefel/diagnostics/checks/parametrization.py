@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from stiefel.diagnostics.checks.chart_claims import (
+from stiefel.diagnostics.checks.chart_laws import (
     as_tuple,
-    check_batch,
-    check_determinant,
-    check_operator,
-    check_rank,
     largest,
+    note_batch,
+    note_determinant,
+    note_operator,
+    note_rank,
     random_coordinates,
 )
 from stiefel.diagnostics.checks.costs import length, reaches, seeded
 from stiefel.diagnostics.checks.expansions import Ray, slope_findings
-from stiefel.diagnostics.checks.ledger import Ledger
+from stiefel.diagnostics.checks.report_builder import ReportBuilder
 from stiefel.diagnostics.report import Report
 from stiefel.errors import ConfigurationError, DtypeError, RepresentationError
 from stiefel.geometry import orthonormality_residual
@@ -80,7 +80,7 @@ def check_parametrization(
         True
     """
     found, kept = _chart_of(chart, name)
-    ledger = Ledger(f"chart {found.name!r}, {found.extra_repr()}")
+    builder = ReportBuilder(f"chart {found.name!r}, {found.extra_repr()}")
     source = seeded(generator)
     kinds = [torch.float64] + [torch.complex128] * found.complex
     if kept is not None:
@@ -91,13 +91,13 @@ def check_parametrization(
         try:
             originals = random_coordinates(work, dtype, source)
         except DtypeError as error:
-            ledger.skip(f"{dtype}: {error}")
+            builder.skip(f"{dtype}: {error}")
             continue
         done += 1
-        _check_all(ledger, work, dtype, originals, kept, directions, source)
+        _check_all(builder, work, dtype, originals, kept, directions, source)
     if not done:
-        ledger.skip("the chart takes neither float64 nor complex128")
-    return ledger.report()
+        builder.skip("the chart takes neither float64 nor complex128")
+    return builder.report()
 
 
 def _double(chart: Parametrization, dtype: torch.dtype) -> Parametrization:
@@ -138,7 +138,7 @@ def _chart_of(
 
 
 def _check_all(
-    ledger: Ledger,
+    builder: ReportBuilder,
     chart: Parametrization,
     dtype: torch.dtype,
     originals: tuple[Tensor, ...],
@@ -148,41 +148,43 @@ def _check_all(
 ) -> None:
     bound = 2 * tolerance(dtype, chart.n, chart.p)
     where = str(dtype).removeprefix("torch.")
-    places = {}
+    coordinates = {}
     if kept is not None:
-        places["the present coordinates"] = tuple(
+        coordinates["the present coordinates"] = tuple(
             v.detach().to("cpu", double_dtype(v.dtype)) for v in kept
         )
     else:
-        start = ledger.call("starting_originals", chart.starting_originals, dtype, None, generator)
+        start = builder.call("starting_originals", chart.starting_originals, dtype, None, generator)
         if start is not None:
-            places["the start"] = as_tuple(start)
+            coordinates["the start"] = as_tuple(start)
     for word, scale in _SCALES.items():
-        places[f"{word} coordinates"] = tuple(scale * v for v in originals)
-    shaped = [_check_forward(ledger, chart, v, bound, f"{w}, {where}") for w, v in places.items()]
+        coordinates[f"{word} coordinates"] = tuple(scale * v for v in originals)
+    shaped = [
+        _check_forward(builder, chart, v, bound, f"{w}, {where}") for w, v in coordinates.items()
+    ]
     if not all(shaped):
-        ledger.skip("all else: forward fails, or has not the shape that the chart says")
+        builder.skip("all else: forward fails, or has not the shape that the chart says")
         return
-    generic = {word: places[word] for word in _GENERIC if word in places}
-    _check_inverse(ledger, chart, places, bound, where)
-    call = ledger.call
-    call("the backward pass", _check_slopes, ledger, chart, generic, directions, generator, where)
-    call("the operator", check_operator, ledger, chart, originals, 20 * bound, generator, where)
-    call("the batch", check_batch, ledger, chart, originals, generator, bound, where)
-    call("set_determinant", check_determinant, ledger, chart, dtype, generator, where)
-    call("the differential", check_rank, ledger, chart, generic, where)
+    generic = {word: coordinates[word] for word in _GENERIC if word in coordinates}
+    _check_inverse(builder, chart, coordinates, bound, where)
+    call = builder.call
+    call("the backward pass", _check_slopes, builder, chart, generic, directions, generator, where)
+    call("the operator", note_operator, builder, chart, originals, 20 * bound, generator, where)
+    call("the batch", note_batch, builder, chart, originals, generator, bound, where)
+    call("set_determinant", note_determinant, builder, chart, dtype, generator, where)
+    call("the differential", note_rank, builder, chart, generic, where)
 
 
 def _check_forward(
-    ledger: Ledger, chart: Parametrization, v: Sequence[Tensor], bound: float, where: str
+    builder: ReportBuilder, chart: Parametrization, v: Sequence[Tensor], bound: float, where: str
 ) -> bool:
     """Notes where the weight is; whether it has the right shape."""
     leaves = tuple(part.detach().clone().requires_grad_() for part in v)
-    X = ledger.call("forward", chart, *leaves)
+    X = builder.call("forward", chart, *leaves)
     if X is None:
         return False
     same = float(X.shape == chart.shape)
-    ledger.note(
+    builder.note(
         "shape of the weight",
         same,
         ">=",
@@ -193,7 +195,7 @@ def _check_forward(
     )
     if not same:
         return False
-    ledger.note(
+    builder.note(
         "forward on the manifold",
         largest(orthonormality_residual(X.detach())),
         "<=",
@@ -206,7 +208,7 @@ def _check_forward(
     C = torch.ones_like(X)
     gradients = torch.autograd.grad((C.conj() * X).real.sum(), leaves, allow_unused=True)
     lost = sum(int((~g.isfinite()).sum()) for g in gradients if g is not None)
-    ledger.note(
+    builder.note(
         "finite gradients",
         lost,
         "<=",
@@ -220,22 +222,22 @@ def _check_forward(
 
 
 def _check_inverse(
-    ledger: Ledger,
+    builder: ReportBuilder,
     chart: Parametrization,
-    places: dict[str, tuple[Tensor, ...]],
+    coordinates: dict[str, tuple[Tensor, ...]],
     bound: float,
     where: str,
 ) -> None:
     """``forward(right_inverse(X)) = X``, through the base where there is one."""
     if not chart.inverts:
-        ledger.skip("right inverse: the chart says that it finds no coordinates of a given point")
+        builder.skip("right inverse: the chart says that it finds no coordinates of a given point")
         return
     meaning = (
         "forward(right_inverse(X)) is not X: a weight that is given, loaded or converted would "
         "be another one. right_inverse has to invert forward, as the buffers are set."
     )
     refused, tried = "", 0
-    for word, v in places.items():
+    for word, v in coordinates.items():
         twin = copy.deepcopy(chart)
         try:
             X = chart(*v).detach()
@@ -243,40 +245,40 @@ def _check_inverse(
             back = twin(*as_tuple(twin.right_inverse(X))).detach()
         except RepresentationError as error:
             refused = f"right inverse of {word}: refused ({error})"
-            ledger.skip(refused)
+            builder.skip(refused)
             continue
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
-            ledger.note(
+            builder.note(
                 "right inverse", math.nan, "<=", bound, f"it raised {said}.", f"{word}, {where}"
             )
             continue
         tried += 1
         error = largest((back - X).abs())
-        ledger.note("right inverse", error, "<=", bound, meaning, f"{word}, {where}")
+        builder.note("right inverse", error, "<=", bound, meaning, f"{word}, {where}")
     if not tried and refused:
         said = f"every point that forward reaches was refused: {refused}"
-        ledger.note("right inverse", math.nan, "<=", bound, said, where)
-    if chart.has_base and "random coordinates" in places:
-        near = tuple(0.05 * part for part in places["random coordinates"])
+        builder.note("right inverse", math.nan, "<=", bound, said, where)
+    if chart.has_base and "random coordinates" in coordinates:
+        near = tuple(0.05 * part for part in coordinates["random coordinates"])
         X = chart(*near).detach()
-        back = ledger.call("right_inverse near the base", chart.right_inverse, X)
+        back = builder.call("right_inverse near the base", chart.right_inverse, X)
         if back is not None:
             error = largest((chart(*as_tuple(back)).detach() - X).abs())
             name = "right inverse near the base"
-            ledger.note(name, error, "<=", 10 * bound, meaning, where)
+            builder.note(name, error, "<=", 10 * bound, meaning, where)
 
 
 def _check_slopes(
-    ledger: Ledger,
+    builder: ReportBuilder,
     chart: Parametrization,
-    places: dict[str, tuple[Tensor, ...]],
+    coordinates: dict[str, tuple[Tensor, ...]],
     directions: int,
     generator: torch.Generator,
     where: str,
 ) -> None:
     """The backward pass against the slopes of ``Re <C, forward(v)>``."""
-    for word, v in places.items():
+    for word, v in coordinates.items():
         X = chart(*v).detach()
         C = torch.randn(X.shape, dtype=X.dtype, generator=generator)
 
@@ -305,9 +307,9 @@ def _check_slopes(
                 rays, float(loss.detach()), eps, scale, "the backward pass", ""
             )
         for finding in found:
-            ledger.add(finding, f"{word}, {where}")
+            builder.add(finding, f"{word}, {where}")
         for curve in curves:
-            ledger.curve(curve, f"{word}, {where}")
+            builder.curve(curve, f"{word}, {where}")
 
 
 def _ray(

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.diagnostics.checks.batches import note_batch, two_places
-from stiefel.diagnostics.checks.ledger import Ledger, fresh, in_a_line
-from stiefel.diagnostics.checks.places import (
+from stiefel.diagnostics.checks.batches import note_batch, two_points
+from stiefel.diagnostics.checks.report_builder import ReportBuilder, fresh, in_a_line
+from stiefel.diagnostics.checks.sample_points import (
     ATOL,
-    Place,
+    SamplePoint,
     default_manifold,
     name_of,
-    places,
     plain,
     require_manifold,
+    sample_points,
 )
 from stiefel.diagnostics.checks.slopes import STEPS, order_finding
 from stiefel.diagnostics.report import Curve, Report
@@ -92,13 +92,13 @@ def check_retraction(
     function, manifold, named = _resolve(retraction, manifold, X)
     if order not in (2, 3):
         raise ConfigurationError(f"expected order 2 or 3 (mathematics of retractions), got {order}")
-    found, refused = places(manifold, X, shapes, points=points, dtype=dtype, generator=generator)
-    ledger = Ledger(f"retraction {named}")
-    for reason in refused:
-        ledger.skip(reason)
-    for place in found:
-        ledger.call("R(x, tu)", _check, ledger, place, function, manifold, order)
-    return ledger.report()
+    builder = ReportBuilder(f"retraction {named}")
+    found = sample_points(
+        builder, manifold, X, shapes, points=points, dtype=dtype, generator=generator
+    )
+    for point in found:
+        builder.call("R(x, tu)", _check, builder, point, function, manifold, order)
+    return builder.report()
 
 
 def _resolve(
@@ -119,61 +119,66 @@ def _resolve(
     return retraction, manifold, f"{name} on {name_of(manifold)}"
 
 
-def _check(ledger: Ledger, place: Place, R: Retraction, manifold: Manifold, order: int) -> None:
-    x, where = place.x, place.where
-    if place.source == "proju":
-        ledger.skip("projx is missing or moves points: tangent vectors are those of proju")
-    u = place.tangent()
-    zero = ledger.call("R(x, 0)", R, x, torch.zeros_like(x))
+def _check(
+    builder: ReportBuilder, point: SamplePoint, R: Retraction, manifold: Manifold, order: int
+) -> None:
+    x, where = point.x, point.where
+    u = point.tangent()
+    zero = builder.call("R(x, 0)", R, x, torch.zeros_like(x))
     if zero is None:
         return
     if plain(zero).shape != x.shape:
-        ledger.note(
+        builder.note(
             "shape of R(x, u) is that of x", math.nan, "<=", 0.0,
             f"R(x, u) has shape {tuple(plain(zero).shape)} where x has {tuple(x.shape)}.", where,
         )  # fmt: skip
         return
-    start = float(place.distance(zero, x))
-    ledger.note(
+    start = float(point.distance(zero, x))
+    builder.note(
         "R(x, 0) = x", start, "<=", ATOL,
         "a retraction leaves the point alone where the vector is zero. An error of the size of x "
         "often comes from a QR decomposition whose diagonal was not made positive: columns of x "
         "change their sign.", where,
     )  # fmt: skip
-    if not _note_landing(ledger, place, R, u):
+    if not _note_landing(builder, point, R, u):
         return
     R = fresh(R)
-    if place.item:
-        pairs = [[at.x, at.tangent() / 4] for at in two_places(place)]
-        note_batch(ledger, "R", R, pairs, where)
-    note_derivative(ledger, place, R, u, "R", start)
-    _note_order(ledger, place, R, u, manifold, order, start)
+    if point.item:
+        pairs = [[at.x, at.tangent() / 4] for at in two_points(point)]
+        note_batch(builder, "R", R, pairs, where)
+    note_derivative(builder, point, R, u, "R", start)
+    _note_order(builder, point, R, u, manifold, order, start)
 
 
-def _note_landing(ledger: Ledger, place: Place, R: Retraction, u: Tensor) -> bool:
+def _note_landing(builder: ReportBuilder, point: SamplePoint, R: Retraction, u: Tensor) -> bool:
     for t in (0.1, 0.5):
-        y = ledger.call("R(x, u)", R, place.x, t * u)
+        y = builder.call("R(x, u)", R, point.x, t * u)
         if y is None:
             return False
-        ledger.note(
-            "R(x, u) is on the manifold", place.off_manifold(plain(y)), "<=", ATOL,
+        builder.note(
+            "R(x, u) is on the manifold", point.off_manifold(plain(y)), "<=", ATOL,
             "the map leaves the manifold: finish it with manifold.projx or an exact factor.",
-            place.where,
+            point.where,
         )  # fmt: skip
     return True
 
 
 def note_derivative(
-    ledger: Ledger, place: Place, R: Retraction, u: Tensor, name: str, start: float = 0.0
+    builder: ReportBuilder,
+    point: SamplePoint,
+    R: Retraction,
+    u: Tensor,
+    name: str,
+    start: float = 0.0,
 ) -> bool:
     """Notes |dR(0) u - u| and the slope of |R(tu) - x - tu|.
 
     Returns:
         Whether R starts along u.
     """
-    x = place.x
-    derivative = _derivative_error(place, R, u)
-    ledger.note(
+    x = point.x
+    derivative = _derivative_error(point, R, u)
+    builder.note(
         "derivative at zero is the identity" if name == "R" else f"{name} starts along u",
         derivative, "<=", _DERIVATIVE,
         f"{name} is no {'retraction' if name == 'R' else 'exponential'}: to first order it moves "
@@ -181,51 +186,57 @@ def note_derivative(
         f"{derivative:.2g} and not to 0. Membership tests cannot see it; a gradient step goes in "
         "the wrong direction, or too far. Look for a missing factor, or, in a Cayley transform, "
         "for a missing projector I - x x^H / 2.",
-        place.where,
+        point.where,
     )  # fmt: skip
-    errors = [float(place.distance(R(x, t * u), x + t * u)) for t in STEPS]
+    errors = [float(point.distance(R(x, t * u), x + t * u)) for t in STEPS]
     curve = f"|{name}(tu) - x - tu|"
     meaning = (
         f"|{name}(tu) - x - tu| falls like t to this power, and like t^2 for a retraction: at 1 "
         "the first derivative is not u."
     )
-    floor = _floor(place, start)
+    floor = _floor(point, start)
     finding = order_finding(f"order of {curve}", STEPS, errors, floor, order=2, meaning=meaning)
-    ledger.add(finding, place.where)
-    ledger.curve(Curve(curve, STEPS, tuple(errors), 2), place.where)
+    builder.add(finding, point.where)
+    builder.curve(Curve(curve, STEPS, tuple(errors), 2), point.where)
     return derivative <= _DERIVATIVE
 
 
-def _derivative_error(place: Place, R: Retraction, u: Tensor) -> float:
+def _derivative_error(point: SamplePoint, R: Retraction, u: Tensor) -> float:
     """|dR(0) u - u| by central differences at t and 2t, extrapolated: an error of order t^4."""
 
     def difference(t: float) -> Tensor:
-        return (plain(R(place.x, t * u)) - plain(R(place.x, -t * u))) / (2 * t)
+        return (plain(R(point.x, t * u)) - plain(R(point.x, -t * u))) / (2 * t)
 
     return min(
-        float(place.distance((4 * difference(t) - difference(2 * t)) / 3, u))
+        float(point.distance((4 * difference(t) - difference(2 * t)) / 3, u))
         for t in (2.0**-8, 2.0**-12, 2.0**-16)
     )
 
 
-def _floor(place: Place, start: float) -> float:
+def _floor(point: SamplePoint, start: float) -> float:
     """Rounding of one evaluation: a few eps |x|, or what R(x, 0) - x shows, at most 1e-9."""
-    return max(4 * _EPS * float(place.norm(place.x).max().clamp_min(1)), min(start, ATOL))
+    return max(4 * _EPS * float(point.norm(point.x).max().clamp_min(1)), min(start, ATOL))
 
 
 def _note_order(
-    ledger: Ledger, place: Place, R: Retraction, u: Tensor, manifold: Any, order: int, start: float
+    builder: ReportBuilder,
+    point: SamplePoint,
+    R: Retraction,
+    u: Tensor,
+    manifold: Any,
+    order: int,
+    start: float,
 ) -> None:
-    x = place.x
-    reference, curve = _reference(ledger, place, u, manifold)
+    x = point.x
+    reference, curve = _reference(builder, point, u, manifold)
     if reference is None:
         if order == 3:
-            ledger.note(
+            builder.note(
                 "order", math.nan, ">=", 2.9,
-                f"order 3 could not be measured: {curve}.", place.where,
+                f"order 3 could not be measured: {curve}.", point.where,
             )  # fmt: skip
         else:
-            ledger.skip(f"order of the retraction: {curve}")
+            builder.skip(f"order of the retraction: {curve}")
         return
     errors = [float(reference(t, plain(R(x, t * u)))) for t in STEPS]
     meaning = f"{curve} falls like t to this power where order {order} was expected: " + (
@@ -234,35 +245,35 @@ def _note_order(
         else "its curves have an acceleration within the manifold. Claim order=2, or correct it."
     )
     name = f"order of {curve}"
-    finding = order_finding(name, STEPS, errors, _floor(place, start), order=order, meaning=meaning)
-    ledger.add(finding, place.where)
-    ledger.curve(Curve(curve, STEPS, tuple(errors), order), place.where)
+    finding = order_finding(name, STEPS, errors, _floor(point, start), order=order, meaning=meaning)
+    builder.add(finding, point.where)
+    builder.curve(Curve(curve, STEPS, tuple(errors), order), point.where)
 
 
 def _reference(
-    ledger: Ledger, place: Place, u: Tensor, manifold: Any
+    builder: ReportBuilder, point: SamplePoint, u: Tensor, manifold: Any
 ) -> tuple[Callable[[float, Tensor], Tensor] | None, str]:
     """What the order is measured against and its name, or None and the reason."""
-    x = place.x
+    x = point.x
     try:
-        if _derivative_error(place, manifold.expmap, u) <= _DERIVATIVE:
+        if _derivative_error(point, manifold.expmap, u) <= _DERIVATIVE:
             return (
-                lambda t, y: place.distance(y, plain(manifold.expmap(x, t * u))),
+                lambda t, y: point.distance(y, plain(manifold.expmap(x, t * u))),
                 "|R(tu) - exp(tu)|",
             )
-        ledger.skip("manifold.expmap does not start along u: it is no exponential")
+        builder.skip("manifold.expmap does not start along u: it is no exponential")
     except NotImplementedError:
         pass
     except Exception as error:
-        ledger.skip(f"manifold.expmap raised {in_a_line(error)}")
-    v = place.tangent()
+        builder.skip(f"manifold.expmap raised {in_a_line(error)}")
+    v = point.tangent()
     try:
-        embedded = float((place.inner(u, v) - place.dot(u, v)).abs().max()) <= ATOL
+        embedded = float((point.inner(u, v) - point.dot(u, v)).abs().max()) <= ATOL
     except Exception as error:
         return None, f"there is no exponential, and manifold.inner raised {in_a_line(error)}"
     if not embedded:
         return None, "there is no exponential, and the metric is not that of the ambient space"
     return (
-        lambda t, y: place.norm(place.project(y - x - t * u)).max(),
+        lambda t, y: point.norm(point.project(y - x - t * u)).max(),
         "tangential |R(tu) - x - tu|",
     )

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.diagnostics.checks.batches import note_batch, two_places
-from stiefel.diagnostics.checks.ledger import Ledger, fresh
-from stiefel.diagnostics.checks.places import (
+from stiefel.diagnostics.checks.batches import note_batch, two_points
+from stiefel.diagnostics.checks.report_builder import ReportBuilder, fresh
+from stiefel.diagnostics.checks.sample_points import (
     ATOL,
-    Place,
+    SamplePoint,
     default_manifold,
     name_of,
-    places,
     plain,
     require_manifold,
+    sample_points,
 )
 from stiefel.diagnostics.checks.slopes import STEPS, order_finding
 from stiefel.diagnostics.report import Curve, Report
@@ -93,18 +93,16 @@ def check_transport(
         ['transport is tangent at the other point']
     """
     kinds, manifold, named = _resolve(transport, manifold, retraction, between_points, X)
-    found, refused = places(manifold, X, shapes, points=points, dtype=dtype, generator=generator)
-    ledger = Ledger(named)
-    for reason in refused:
-        ledger.skip(reason)
-    for place in found:
-        if place.source == "proju":
-            ledger.skip("projx is missing or moves points: tangent vectors are those of proju")
+    builder = ReportBuilder(named)
+    found = sample_points(
+        builder, manifold, X, shapes, points=points, dtype=dtype, generator=generator
+    )
+    for point in found:
         for name, R, T in kinds:
-            ledger.call(name, _check, ledger, place, name, R, T, isometric)
+            builder.call(name, _check, builder, point, name, R, T, isometric)
         if len(kinds) > 1:
-            _check_pairs(ledger, place, manifold)
-    return ledger.report()
+            _check_pairs(builder, point, manifold)
+    return builder.report()
 
 
 def _resolve(
@@ -147,102 +145,104 @@ def _between(transport: Transport, R: Move) -> Transport:
     return lambda x, u, z: transport(x, plain(R(x, u)), z)
 
 
-def _check(ledger: Ledger, place: Place, name: str, R: Move, T: Transport, isometric: bool) -> None:
-    x, where = place.x, place.where
-    u, z, w = place.tangent(), place.tangent(), place.tangent()
-    step, there = _other_end(place, R, u)
-    if (first := ledger.call(name, T, x, step, z)) is None:
+def _check(
+    builder: ReportBuilder, point: SamplePoint, name: str, R: Move, T: Transport, isometric: bool
+) -> None:
+    x, where = point.x, point.where
+    u, z, w = point.tangent(), point.tangent(), point.tangent()
+    step, there = _other_end(point, R, u)
+    if (first := builder.call(name, T, x, step, z)) is None:
         return
     T = fresh(T)
     carried, other = plain(first), plain(T(x, step, w))
     if carried.shape != x.shape:
-        ledger.note(
+        builder.note(
             f"shape of {name}", math.nan, "<=", 0, f"{name} gives shape {tuple(carried.shape)} for "
             f"vectors of shape {tuple(x.shape)}.", where,
         )  # fmt: skip
         return
-    ledger.note(
+    builder.note(
         f"{name} is tangent at the other point", there.off_tangent(carried), "<=", ATOL,
         "the vector that arrives has a normal part there: momentum carried like this leaves the "
         "tangent space. Project it at the other point.", where,
     )  # fmt: skip
     sums = T(x, step, 2 * z - 3 * w)
-    ledger.note(
-        f"{name} is linear", float(place.distance(sums, 2 * carried - 3 * other)), "<=", ATOL,
+    builder.note(
+        f"{name} is linear", float(point.distance(sums, 2 * carried - 3 * other)), "<=", ATOL,
         "T(2z - 3w) is not 2 T(z) - 3 T(w).", where,
     )  # fmt: skip
-    start = float(place.distance(T(x, torch.zeros_like(x), z), z))
-    ledger.note(
+    start = float(point.distance(T(x, torch.zeros_like(x), z), z))
+    builder.note(
         f"{name} along zero is the identity", start, "<=", ATOL,
         "a vector that goes nowhere is changed: the vector is rescaled, or projected by a wrong "
         "projection.", where,
     )  # fmt: skip
-    errors = [float(place.distance(T(x, t * u, z), z)) for t in STEPS]
+    errors = [float(point.distance(T(x, t * u, z), z)) for t in STEPS]
     floor = max(8 * _EPS, min(start, ATOL))
     curve = f"|{name}(tu) z - z|"
     meaning = (
         f"{curve} falls like t to this power: below 1 the transport does not tend to the identity "
         "for short steps."
     )
-    ledger.add(
+    builder.add(
         order_finding(f"order of {curve}", STEPS, errors, floor, order=1, meaning=meaning), where
     )
-    ledger.curve(Curve(curve, STEPS, tuple(errors), 1), where)
-    _check_isometry(ledger, place, there, name, (z, w), (carried, other), isometric)
-    if place.item:
-        pairs = [[at.x, at.tangent() / 4, at.tangent()] for at in two_places(place)]
-        note_batch(ledger, name, T, pairs, where)
+    builder.curve(Curve(curve, STEPS, tuple(errors), 1), where)
+    _check_isometry(builder, point, there, name, (z, w), (carried, other), isometric)
+    if point.item:
+        pairs = [[at.x, at.tangent() / 4, at.tangent()] for at in two_points(point)]
+        note_batch(builder, name, T, pairs, where)
 
 
-def _other_end(place: Place, R: Move, u: Tensor) -> tuple[Tensor, Place]:
+def _other_end(point: SamplePoint, R: Move, u: Tensor) -> tuple[Tensor, SamplePoint]:
     """A step along u, shortened while its end is on an edge of the manifold's domain."""
     step = _STEP * u
-    there = place.at(plain(R(place.x, step)))
+    there = point.at(plain(R(point.x, step)))
     for _ in range(8):
-        if there.source == place.source:
+        if there.source == point.source:
             break
         step = step / 4
-        there = place.at(plain(R(place.x, step)))
+        there = point.at(plain(R(point.x, step)))
     return step, there
 
 
 def _check_isometry(
-    ledger: Ledger,
-    place: Place,
-    there: Place,
+    builder: ReportBuilder,
+    point: SamplePoint,
+    there: SamplePoint,
     name: str,
     before: tuple[Tensor, Tensor],
     after: tuple[Tensor, Tensor],
     required: bool,
 ) -> None:
     defect = 0.0
-    if ledger.call("inner", place.inner, *before) is None:
+    if builder.call("inner", point.inner, *before) is None:
         return
     for i, j in ((0, 0), (0, 1), (1, 1)):
-        change = there.inner(after[i], after[j]) - place.inner(before[i], before[j])
+        change = there.inner(after[i], after[j]) - point.inner(before[i], before[j])
         defect = max(defect, float(change.abs().max()))
     bound = ATOL if required else math.inf
-    ledger.note(
+    builder.note(
         f"{name} changes inner products by", defect, "<=", bound,
         f"<T z, T w>_y is not <z, w>_x along a step of length {_STEP} or less: it is no isometry "
-        "of this metric.", place.where,
+        "of this metric.", point.where,
     )  # fmt: skip
 
 
-def _check_pairs(ledger: Ledger, place: Place, manifold: Any) -> None:
+def _check_pairs(builder: ReportBuilder, point: SamplePoint, manifold: Any) -> None:
     """`retr_transp` is (retr, transp_follow_retr), and the same along the exponential."""
-    x, u, z = place.x, _STEP * place.tangent(), place.tangent()
+    x, u, z = point.x, _STEP * point.tangent(), point.tangent()
     for move, follow, both in (
         ("retr", "transp_follow_retr", "retr_transp"),
         ("expmap", "transp_follow_expmap", "expmap_transp"),
     ):
-        pair = ledger.call(both, getattr(manifold, both), x, u, z)
+        pair = builder.call(both, getattr(manifold, both), x, u, z)
         for part, name, args in ((0, move, (x, u)), (1, follow, (x, u, z))):
-            alone = ledger.call(name, getattr(manifold, name), *args)
+            alone = builder.call(name, getattr(manifold, name), *args)
             if pair is None or alone is None:
                 continue
-            ledger.note(
-                f"{both} agrees with {name}", float(place.distance(pair[part], plain(alone))),
+            builder.note(
+                f"{both} agrees with {name}", float(point.distance(pair[part], plain(alone))),
                 "<=", ATOL, f"{both} gives another {'point' if part == 0 else 'vector'} than "
-                f"{name}.", place.where,
+                f"{name}.", point.where,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Points to check at, and tangent spaces that do not trust the projection that is checked."""
+"""Points to check at, with tangent spaces that do not trust the projection that is checked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from stiefel.diagnostics.checks.costs import seeded
-from stiefel.diagnostics.checks.ledger import in_a_line
+from stiefel.diagnostics.checks.report_builder import ReportBuilder, in_a_line
 from stiefel.errors import ConfigurationError, DtypeError, OffManifoldError, ShapeError
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.numerics import double_dtype, real_dtype
 
-__all__ = ["ATOL", "Place", "default_manifold", "name_of", "places", "require_manifold"]
+__all__ = ["ATOL", "SamplePoint", "default_manifold", "name_of", "require_manifold"]
 
 #: Bound on laws of algebra, relative, in float64.
 ATOL = 1e-9
@@ -33,7 +33,7 @@ _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
 }
 
 
-class Place:
+class SamplePoint:
     """A point, its tangent space, and a source of random vectors there.
 
     The tangent space is read off `projx`, not off the `proju` that may be wrong: where projx keeps
@@ -61,9 +61,11 @@ class Place:
         self._h = _H[0]
         self.source = source or ("projx" if self._projx_is_one() else "proju")
 
-    def at(self, y: Tensor) -> Place:
-        """The place at another point of the same manifold."""
-        return Place(self.manifold, y, self.generator, "proju" if self.source == "proju" else None)
+    def at(self, y: Tensor) -> SamplePoint:
+        """Another point of the same manifold, with the same randomness."""
+        return SamplePoint(
+            self.manifold, y, self.generator, "proju" if self.source == "proju" else None
+        )
 
     def _projx_is_one(self) -> bool:
         """Whether projx keeps points, gives points, and D projx(x) is a projection."""
@@ -154,7 +156,7 @@ class Place:
         return size * total / h
 
     def inner(self, u: Tensor, v: Tensor, x: Tensor | None = None) -> Tensor:
-        """The real part of the manifold's <u, v>_x, shape of the batch; `x` other than the place's.
+        """The real part of the manifold's <u, v>_x, shape of the batch; `x` in place of the point.
 
         Raises:
             ShapeError: If the manifold does not give one number for each point.
@@ -232,7 +234,8 @@ def name_of(manifold: Manifold) -> str:
     return str(manifold).removesuffix(" manifold")
 
 
-def places(
+def sample_points(
+    builder: ReportBuilder,
     manifold: Manifold,
     X: Tensor | None,
     shapes: Sequence[Sequence[int]] | None,
@@ -240,10 +243,11 @@ def places(
     points: int,
     dtype: torch.dtype | None,
     generator: torch.Generator | None,
-) -> tuple[list[Place], list[str]]:
-    """The places to check at, and what had to be left out or assumed.
+) -> list[SamplePoint]:
+    """The points to check at.
 
     Args:
+        builder: Is told what had to be left out or assumed.
         manifold: The manifold.
         X: A point to check at, in place of random ones.
         shapes: Shapes of random points; by default a few that the manifold accepts.
@@ -261,7 +265,22 @@ def places(
     if X is not None:
         if shapes is not None:
             raise ConfigurationError("expected points X or shapes of random ones, got both")
-        return [Place(manifold, _given(manifold, X), generator)], []
+        found = [SamplePoint(manifold, _given(manifold, X), generator)]
+    else:
+        found = _random_points(builder, manifold, shapes, points, dtype, generator)
+    if any(point.source == "proju" for point in found):
+        builder.skip("projx is missing or moves points: tangent vectors are those of proju")
+    return found
+
+
+def _random_points(
+    builder: ReportBuilder,
+    manifold: Manifold,
+    shapes: Sequence[Sequence[int]] | None,
+    points: int,
+    dtype: torch.dtype | None,
+    generator: torch.Generator,
+) -> list[SamplePoint]:
     dtype = torch.float64 if dtype is None else dtype
     if dtype not in (torch.float64, torch.complex128):
         raise DtypeError(f"checks compute in float64 or complex128, got dtype={dtype}")
@@ -269,7 +288,7 @@ def places(
         raise ConfigurationError(f"expected one random point or more, got points={points}")
     if shapes is not None:
         _check_shapes(shapes)
-    found: list[Place] = []
+    found: list[SamplePoint] = []
     refused = []
     for shape in _default_shapes(manifold) if shapes is None else shapes:
         try:
@@ -279,13 +298,15 @@ def places(
             if shapes is not None:
                 raise ShapeError(f"{name_of(manifold)}: {refused[-1]}") from error
             continue
-        found.extend(Place(manifold, x, generator) for x in drawn)
+        found.extend(SamplePoint(manifold, x, generator) for x in drawn)
     if not found:
         raise ConfigurationError(
             f"{name_of(manifold)} gave no random point: {'; '.join(refused)}. Name shapes= that it "
             "takes, or give a point X="
         )
-    return found, refused
+    for reason in refused:
+        builder.skip(reason)
+    return found
 
 
 def _check_shapes(shapes: Sequence[Sequence[int]]) -> None:

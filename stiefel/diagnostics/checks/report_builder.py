@@ -1,4 +1,4 @@
-"""What a check writes its findings into: one line a law, the worst of all places."""
+"""What a check writes its findings into: one line a law, the worst of all points."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from stiefel.diagnostics.report import Curve, Finding, Report
 
-__all__ = ["Ledger", "fresh", "in_a_line"]
+__all__ = ["ReportBuilder", "fresh", "in_a_line"]
 
 
-class Ledger:
-    """Collects findings over many points; of each name the worst is kept.
+class ReportBuilder:
+    """Collects the findings of a report over many points; of each name the worst is kept.
 
     Args:
         subject: What is checked.

@@ -1,4 +1,4 @@
-"""What a chart claims beyond its map: operator, batches, determinant; and its rank."""
+"""The laws of a chart beyond its map: operator, batches, determinant; and its rank."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.diagnostics.checks.ledger import Ledger
+from stiefel.diagnostics.checks.report_builder import ReportBuilder
 from stiefel.diagnostics.differential import exact_differential
 from stiefel.parametrizations import Parametrization
 
 __all__ = [
     "as_tuple",
-    "check_batch",
-    "check_determinant",
-    "check_operator",
-    "check_rank",
     "largest",
+    "note_batch",
+    "note_determinant",
+    "note_operator",
+    "note_rank",
     "random_coordinates",
 ]
 
@@ -50,8 +50,8 @@ def largest(values: Tensor) -> float:
     return float(values.max()) if bool(values.isfinite().all()) else math.inf
 
 
-def check_operator(
-    ledger: Ledger,
+def note_operator(
+    builder: ReportBuilder,
     chart: Parametrization,
     v: tuple[Tensor, ...],
     bound: float,
@@ -60,7 +60,7 @@ def check_operator(
 ) -> None:
     """Holds the operator, and gradients through it, to the matrix of forward."""
     leaves = tuple(part.detach().clone().requires_grad_() for part in v)
-    operator = ledger.call("operator", chart.operator, *leaves)
+    operator = builder.call("operator", chart.operator, *leaves)
     if operator is None:
         return
     X = chart(*leaves)
@@ -70,7 +70,7 @@ def check_operator(
     worst = max(
         largest((a - b).detach().abs()) for a, b in ((dense, X), (right, X @ h), (left, X.mT @ k))
     )
-    ledger.note(
+    builder.note(
         "operator",
         worst,
         "<=",
@@ -82,7 +82,7 @@ def check_operator(
     ours = torch.autograd.grad(right.abs().square().sum() + left.real.sum(), leaves)
     theirs = torch.autograd.grad((X @ h).abs().square().sum() + (X.mT @ k).real.sum(), leaves)
     worst = max(largest((a - b).abs()) for a, b in zip(ours, theirs, strict=True))
-    ledger.note(
+    builder.note(
         "gradient of the operator",
         worst / max(1.0, *(largest(g.abs()) for g in theirs)),
         "<=",
@@ -92,8 +92,8 @@ def check_operator(
     )
 
 
-def check_batch(
-    ledger: Ledger,
+def note_batch(
+    builder: ReportBuilder,
     chart: Parametrization,
     v: tuple[Tensor, ...],
     generator: torch.Generator,
@@ -105,7 +105,7 @@ def check_batch(
         return
     first = (0,) * len(chart.batch)
     if any(part.shape[: len(chart.batch)] != chart.batch for part in v):
-        ledger.skip("batch: the coordinates do not lead with the batch")
+        builder.skip("batch: the coordinates do not lead with the batch")
         return
     others = tuple(torch.randn(p.shape, dtype=p.dtype, generator=generator) for p in v)
     for other, part in zip(others, v, strict=True):
@@ -119,7 +119,7 @@ def check_batch(
             gradient = gradient.clone()
             gradient[first] = 0
             leak = max(leak, largest(gradient.abs()))
-    ledger.note(
+    builder.note(
         "batch",
         max(largest((X - Y.detach())[first].abs()), leak),
         "<=",
@@ -130,8 +130,8 @@ def check_batch(
     )
 
 
-def check_determinant(
-    ledger: Ledger,
+def note_determinant(
+    builder: ReportBuilder,
     chart: Parametrization,
     dtype: torch.dtype,
     generator: torch.Generator,
@@ -153,7 +153,7 @@ def check_determinant(
         for scale in (0.3, 1.0, 3.0):
             X = twin(*random_coordinates(twin, dtype, generator, scale)).detach()
             wrong += int((torch.linalg.det(X) * sign <= 0).sum())
-    ledger.note(
+    builder.note(
         "determinant",
         wrong,
         "<=",
@@ -164,18 +164,21 @@ def check_determinant(
     )
 
 
-def check_rank(
-    ledger: Ledger, chart: Parametrization, places: dict[str, tuple[Tensor, ...]], where: str
+def note_rank(
+    builder: ReportBuilder,
+    chart: Parametrization,
+    coordinates: dict[str, tuple[Tensor, ...]],
+    where: str,
 ) -> None:
     """The smallest rank of the chart's differential, for small weights."""
     if chart.n * chart.p > _RANKED:
-        ledger.skip(f"rank: only for weights of at most {_RANKED} entries")
+        builder.skip(f"rank: only for weights of at most {_RANKED} entries")
         return
-    for word, v in places.items():
+    for word, v in coordinates.items():
         found = exact_differential(chart, v)
         if found.dimension == 0:
             return
-        ledger.note(
+        builder.note(
             f"rank of the differential, of {found.dimension} ({where})",
             found.rank or 0,
             ">=",
