@@ -78,11 +78,8 @@ def slope_findings(
     noise, h = noise_of(rays, f, eps), eps**0.2
     measured = [_slope(ray.value, h) for ray in rays]
     claimed = [ray.slope for ray in rays]
-    size = max([scale, *map(abs, measured)])
-    rounding = 20 * noise / h
-    worst = max(abs(m - c) for m, c in zip(measured, claimed, strict=True))
-    error = worst / size if size > rounding else 0.0
-    bound = max(1e-6 if eps < 1e-10 else 1e-3, rounding / size if size > rounding else 0.0)
+    least = 1e-6 if eps < 1e-10 else 1e-3
+    error, bound = _relative_error(measured, claimed, scale, 20 * noise / h, least)
     why = explain_mismatch(measured, claimed, f"{what} says")
     why_order = f"|f(R(tu)) - f - t <grad, u>| does not shrink like t^2. {why}"
     order, curve = model_findings(rays, f, noise, 2, f"first-order model{of}", why_order)
@@ -104,15 +101,26 @@ def curvature_findings(
     noise, h = noise_of(rays, f, eps), eps ** (1 / 6)
     measured = [_bend(ray.value, f, h) for ray in rays]
     claimed = [ray.curvature for ray in rays]
-    size = max([scale, *map(abs, measured)])
-    rounding = 20 * noise / h**2
-    worst = max(abs(m - c) for m, c in zip(measured, claimed, strict=True))
-    error = worst / size if size > rounding else 0.0
-    bound = max(1e-5 if eps < 1e-10 else 1e-2, rounding / size if size > rounding else 0.0)
+    least = 1e-5 if eps < 1e-10 else 1e-2
+    error, bound = _relative_error(measured, claimed, scale, 20 * noise / h**2, least)
     why = f"{explain_mismatch(measured, claimed, 'the Hessian says')} {hint}"
     why_order = f"|f(R(tu)) - f - t <grad, u> - t^2/2 <Hess u, u>| does not shrink like t^3. {why}"
     order, curve = model_findings(rays, f, noise, 3, "second-order model", why_order)
     return [order, Finding("error of the curvature", error, "<=", bound, why)], [curve]
+
+
+def _relative_error(
+    measured: Sequence[float], claimed: Sequence[float], scale: float, rounding: float, least: float
+) -> tuple[float, float]:
+    """The largest error of what is claimed, and its bound: at least `least`, and the rounding.
+
+    Both are shares of the largest derivative; all is rounding where that is no larger.
+    """
+    size = max([scale, *map(abs, measured)])
+    if not size > rounding:
+        return 0.0, least
+    worst = max(abs(m - c) for m, c in zip(measured, claimed, strict=True))
+    return worst / size, max(least, rounding / size)
 
 
 def _slope(value: Callable[[float], float], h: float) -> float:
