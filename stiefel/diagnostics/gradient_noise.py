@@ -25,8 +25,8 @@ __all__ = ["NormEstimate", "gradient_noise", "squared_norm_estimate"]
 
 #: Micro-batches from which the interval is finite; the variance of the estimate needs four.
 _FEWEST = 4
-#: How many times m - 1 terms tr(C^2) is known from. It depends on the noise; this keeps the coverage
-#: of every kind of noise in the tests.
+#: How many times m - 1 terms tr(C^2) is known from. It depends on the noise; this keeps the
+#: coverage of every kind of noise in the tests.
 _KNOWN_BETTER = 1.25
 
 
