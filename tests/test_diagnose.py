@@ -241,20 +241,55 @@ def test_the_page_has_six_panels(runs: dict[str, Diagnosed], method: str) -> Non
     found = measured(runs[method].run)
     panels = {axes.get_title(): axes for axes in draw_diagnosis(found).axes}
     assert list(panels) == [
-        *("gradient norm", "gradient norm while training"),
+        *("squared gradient norm, |grad|^2", "squared gradient norm while training"),
         *("distance to the manifold, max |X^T X - I|", "singular values"),
         *("hidden states, |h_t|", "hidden gradients, |dC/dh_t|"),
     ]
     (adjoints,) = panels["hidden gradients, |dC/dh_t|"].get_lines()
     assert list(adjoints.get_ydata()) == list(found.flows[0].adjoints)
-    record = panels["gradient norm while training"]
+    record = panels["squared gradient norm while training"]
     words = [text.get_text() for text in record.texts]
     assert any("--monitor-every" in text for text in words) == (method == "unconstrained")
     if method == "cwy":
         assert found.history is not None
         assert list(record.get_lines()[0].get_ydata()) == list(found.history.values)
-        words = " ".join(panels["gradient norm"].get_xlabel().split())
+        words = " ".join(panels["squared gradient norm, |grad|^2"].get_xlabel().split())
         assert words == f"stationary: {stationary(found)}"
+
+
+def test_many_weights_are_named_by_what_tells_them_apart(runs: dict[str, Diagnosed]) -> None:
+    found = measured(runs["cwy"].run)
+    (weight,), (values,) = found.weights.values(), found.singular_values.values()
+    paths = [f"cells.{i}.layers.0.recurrent.weight" for i in range(3)]
+    many = dataclasses.replace(
+        found,
+        weights=dict.fromkeys(paths, weight),
+        singular_values=dict.fromkeys(paths, values),
+    )
+    gradient, _, feasible, singular, *_ = draw_diagnosis(many).axes
+    names = [label.get_text() for label in gradient.get_xticklabels()]
+    assert names == ["cells.0", "cells.1", "cells.2", "model"]
+    assert [label.get_text() for label in feasible.get_xticklabels()] == names[:3]
+    legend = singular.get_legend()
+    assert legend is not None
+    for text, name in zip(legend.get_texts(), names[:3], strict=True):
+        assert text.get_text().startswith(f"{name}; its chart: ")
+
+
+def test_states_that_are_all_zero_are_said_and_not_drawn(runs: dict[str, Diagnosed]) -> None:
+    found = measured(runs["cwy"].run)
+    flow = dataclasses.replace(found.flows[0], states=(0.0,) * 23)
+    states = draw_diagnosis(dataclasses.replace(found, flows=[flow])).axes[4]
+    assert not states.get_lines()
+    assert "zero at every step" in " ".join(states.texts[0].get_text().split())
+
+
+def test_gradients_that_vanish_or_explode_are_named(runs: dict[str, Diagnosed]) -> None:
+    found = measured(runs["cwy"].run)
+    for first, word in ((1e-4, "vanish"), (1e-2, "survive"), (1e2, "survive"), (1e4, "explode")):
+        flow = dataclasses.replace(found.flows[0], adjoints=(first, 0.5, 1.0))
+        said = " ".join(answers(dataclasses.replace(found, flows=[flow])))
+        assert f"gradients through time: h, layer 0, {word}. Back from step 3 to step 1" in said
 
 
 # -------------------------------------------------------------------- what is left, and where
@@ -282,6 +317,14 @@ def test_the_same_words_give_the_same_numbers(runs: dict[str, Diagnosed]) -> Non
 
 
 # ----------------------------------------------------------------------- how a run may have ended
+
+
+def test_a_checkpoint_before_the_end_is_not_that_of_a_finished_run(tmp_path: Path) -> None:
+    """A run may end between the reading of its checkpoint and of its summary."""
+    folder = train_tiny(tmp_path, "cwy")
+    read = SavedRun.read(folder)
+    assert read.finished
+    assert not dataclasses.replace(read, step=5).finished
 
 
 def test_a_killed_run(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from stiefel.diagnostics import ChartDifferential
 from stiefel.experiments.diagnosis import MODEL, Diagnosis
@@ -70,7 +71,7 @@ def _gradient(axes: Any, diagnosis: Diagnosis) -> None:
         for name, estimate, noise in named
         if estimate is not None and math.isfinite(estimate.value)
     ]
-    axes.set_title("gradient norm")
+    axes.set_title("squared gradient norm, |grad|^2")
     if not found or diagnosis.estimate is None:
         return say(axes, "no Riemannian gradient: no constrained weight, or it is not finite")
     for place, (_, estimate, noise) in enumerate(found):
@@ -78,14 +79,15 @@ def _gradient(axes: Any, diagnosis: Diagnosis) -> None:
         middle = max(estimate.value, low)
         reach = [[middle - low], [max(high - middle, 0)]]
         axes.errorbar([place], [middle], reach, fmt="o", color="C0", capsize=6)
-        axes.plot([place], [max(noise, _SMALLEST)], "_", color="C3", ms=24)
+        floor = [max(noise, _SMALLEST)] * 2  # a NaN draws nothing
+        axes.plot([place - 0.3, place + 0.3], floor, ":", color="C3")
     _log(axes, [v for _, e, noise in found for v in (e.value, e.low, e.high, noise)])
     axes.plot(
         [], [], "o", color="C0", label=f"|grad|^2, {percent(found[0][1].confidence)} interval"
     )
-    axes.plot([], [], "_", color="C3", ms=12, label="noise of a batch in |grad|^2")
+    axes.plot([], [], ":", color="C3", label="noise of a batch in |grad|^2")
     axes.set_xlim(-0.6, len(found) - 0.4)
-    axes.set_xticks(range(len(found)), [_short(name) for name, *_ in found])
+    _name(axes, [name for name, *_ in found])
     axes.set_xlabel(textwrap.fill(f"stationary: {stationary(diagnosis)}", 66), fontsize="small")
     axes.legend(fontsize="small")
 
@@ -93,7 +95,7 @@ def _gradient(axes: Any, diagnosis: Diagnosis) -> None:
 def _slope(axes: Any, diagnosis: Diagnosis) -> None:
     """Recorded gradient norms against steps in logarithmic axes, with the fitted line."""
     history = diagnosis.history
-    axes.set_title("gradient norm while training")
+    axes.set_title("squared gradient norm while training")
     if history is None:
         return say(axes, "no record: train with --monitor-every STEPS")
     values = [max(value, _SMALLEST) for value in history.values]
@@ -140,7 +142,7 @@ def _feasibility(axes: Any, diagnosis: Diagnosis) -> None:
     axes.plot([], [], color="black", label="what rounding explains")
     _log(axes, [v for _, figures in found for v in (figures.max_residual, figures.tolerance)])
     axes.set_xlim(-0.6, len(found) - 0.4)
-    axes.set_xticks(range(len(found)), [_short(path) for path, _ in found])
+    _name(axes, [path for path, _ in found])
     axes.legend(fontsize="small")
 
 
@@ -149,20 +151,18 @@ def _singular_values(axes: Any, diagnosis: Diagnosis) -> None:
     axes.set_title("singular values")
     if not diagnosis.singular_values:
         return say(axes, "no recurrent weight with finite entries")
-    for path, values in diagnosis.singular_values.items():
-        label = _short(path)
+    names = _short(list(diagnosis.singular_values))
+    for label, (path, values) in zip(names, diagnosis.singular_values.items(), strict=True):
         weight = diagnosis.weights.get(path)
         if weight is not None and isinstance(weight.differential, ChartDifferential):
             found = weight.differential
-            label += (
-                f"\nits chart's differential: {found.smallest:.2g} to {found.largest:.2g}"
-                f"\n({rank_of(found)})"
-            )
+            label += f"; its chart: {found.smallest:.2g} to {found.largest:.2g}, {rank_of(found)}"
         axes.plot(range(1, len(values) + 1), values, ".-", linewidth=0.8, label=label)
     every = [value for values in diagnosis.singular_values.values() for value in values]
     if max(every) - min(every) < 0.05:
         axes.set_ylim(min(0.9, min(every)), max(1.1, max(every)))
     axes.set_xlabel("number")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize="small", loc="lower left")
 
 
@@ -180,11 +180,14 @@ def _through_time(axes: Any, curves: list[tuple[str, tuple[float, ...]]]) -> Non
     curves = [(name, norms) for name, norms in curves if any(map(math.isfinite, norms))]
     if not curves:
         return say(axes, "no recurrent network, or its norms are not finite")
+    if not any(any(norms) for _, norms in curves):
+        return say(axes, "zero at every step of the sequence")
     for name, norms in curves:
         shown = [max(norm, _SMALLEST) for norm in norms]
         axes.plot(range(1, len(norms) + 1), shown, linewidth=1, label=name)
     _log(axes, [norm for _, norms in curves for norm in norms])
     axes.set_xlabel("step t of the sequence")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize="small")
 
 
@@ -196,6 +199,24 @@ def _log(axes: Any, values: Sequence[float]) -> None:
         axes.set_ylim(min(positive) / 10, max(positive) * 10)
 
 
-def _short(path: str) -> str:
-    """The end of a long name."""
-    return path if len(path) <= 32 else "..." + path[-29:]
+def _name(axes: Any, paths: Sequence[str]) -> None:
+    """Names the places 0, 1, ... of an axis; aslant where the names are too long to stand."""
+    names = _short(paths)
+    long = sum(map(len, names)) > 60
+    axes.set_xticks(range(len(names)), names)
+    if long:
+        axes.tick_params("x", rotation=20, labelsize="small")
+
+
+def _short(paths: Sequence[str]) -> list[str]:
+    """Names without the end that they share, `MODEL` aside; the end of one that is still long."""
+    parts = [path.split(".") for path in paths if path != MODEL]
+    shared = 0
+    if len(parts) > 1:
+        least = min(map(len, parts)) - 1  # something is left of each
+        while shared < least and len({part[-1 - shared] for part in parts}) == 1:
+            shared += 1
+    names = [
+        path if path == MODEL else ".".join(path.split(".")[: -shared or None]) for path in paths
+    ]
+    return [name if len(name) <= 32 else "..." + name[-29:] for name in names]

@@ -84,8 +84,9 @@ class SavedRun:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
-        return self.folder.summary.exists()
+        """Whether the checkpoint is that of the end of the run."""
+        assert self.options.iterations is not None
+        return self.step >= self.options.iterations and self.folder.summary.exists()
 
     def model(self, precision: str | None = None) -> nn.Module:
         """The model with its weights.
