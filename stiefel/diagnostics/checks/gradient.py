@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefel.diagnostics.checks.costs import (
-    Cost,
-    label,
-    length,
-    moved,
-    prepare,
-    random_direction,
-    seeded,
-    tangency,
-)
+from stiefel.diagnostics.checks.costs import Cost, label, prepare
+from stiefel.diagnostics.checks.directions import length, moved, random_direction, seeded, tangency
 from stiefel.diagnostics.checks.expansions import Ray, slope_findings
 from stiefel.diagnostics.checks.model_gradient import check_model_gradient
 from stiefel.diagnostics.report import Curve, Finding, Report

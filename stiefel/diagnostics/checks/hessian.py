@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stiefel.diagnostics.checks.costs import (
-    Cost,
-    length,
-    prepare,
-    random_direction,
-    seeded,
-    tangency,
-)
+from stiefel.diagnostics.checks.costs import Cost, prepare
+from stiefel.diagnostics.checks.directions import bent, length, random_direction, seeded, tangency
 from stiefel.diagnostics.checks.expansions import Ray, curvature_findings, slope_findings
 from stiefel.diagnostics.checks.gradient import user_vectors
 from stiefel.diagnostics.report import Finding, Report
 from stiefel.errors import ConfigurationError
-from stiefel.geometry import RETRACTIONS
-from stiefel.manifolds import Stiefel
 from stiefel.numerics import full_precision
 from stiefel.optim.solvers import Hessian
 
@@ -121,13 +113,13 @@ def _second_order(
     names = ", ".join(str(c.manifold or "free tensors") for c in problem.components)
     subject = f"Hessian of the cost on {names}"
     try:
-        _bent(at, vectors[0], 0.1)
+        bent(problem, X, vectors[0], 0.1)
     except NotImplementedError:
         reason = "second-order model: the manifold has no expmap, so no second-order curve is known"
         return Report(subject, (), (), (reason,))
     rays = [
         Ray(
-            lambda t, u=u: at.value(_bent(at, u, t)),
+            lambda t, u=u: at.value(bent(problem, X, u, t)),
             problem.inner(X, at.at.gradient, u),
             problem.inner(X, H, u),
         )
@@ -135,23 +127,8 @@ def _second_order(
     ]
     findings, curves = slope_findings(rays, f, eps, length(at.at.G), "the gradient", "")
     hint = "Where the findings on the gradient fail too, mend the gradient first."
-    bent, drawn = curvature_findings(rays, f, eps, max(map(length, products)), hint)
-    return Report(subject, (*findings, *bent), (*curves, *drawn))
-
-
-def _bent(at: Cost, u: Sequence[Tensor], t: float) -> list[Tensor]:
-    """The point at t on a curve that agrees with the geodesic along u to second order."""
-    points = []
-    for component, x, a in zip(at.problem.components, at.at.X, u, strict=True):
-        manifold = component.manifold
-        if manifold is None:
-            points.append(x + t * a)
-        elif isinstance(manifold, Stiefel):
-            name = "cayley" if manifold.metric == "canonical" else "polar"
-            points.append(RETRACTIONS[name](x, t * a))
-        else:
-            points.append(manifold.expmap(x, t * a))
-    return points
+    second, drawn = curvature_findings(rays, f, eps, max(map(length, products)), hint)
+    return Report(subject, (*findings, *second), (*curves, *drawn))
 
 
 def _algebra(

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stiefel.diagnostics.checks.costs import length, moved, random_direction, reaches, repeated
+from stiefel.diagnostics.checks.costs import repeated
+from stiefel.diagnostics.checks.directions import length, moved, random_direction, reaches
 from stiefel.diagnostics.checks.expansions import Ray, slope_findings
 from stiefel.diagnostics.report import Curve, Finding, Report
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError

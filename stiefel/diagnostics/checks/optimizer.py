@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stiefel.diagnostics.checks.costs import seeded, tangency
+from stiefel.diagnostics.checks.directions import seeded, tangency
 from stiefel.diagnostics.checks.optimizer_trial import Trial, states_of
 from stiefel.diagnostics.checks.ordinary_parameters import TORCH_OPTIMIZERS, note_ordinary
 from stiefel.diagnostics.checks.report_builder import ReportBuilder

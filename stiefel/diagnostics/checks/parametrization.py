@@ -19,7 +19,7 @@ from stiefel.diagnostics.checks.chart_laws import (
     note_rank,
     random_coordinates,
 )
-from stiefel.diagnostics.checks.costs import length, reaches, seeded
+from stiefel.diagnostics.checks.directions import length, reaches, seeded
 from stiefel.diagnostics.checks.expansions import Ray, slope_findings
 from stiefel.diagnostics.checks.report_builder import ReportBuilder
 from stiefel.diagnostics.report import Report

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.diagnostics.checks.costs import seeded
+from stiefel.diagnostics.checks.directions import seeded
 from stiefel.diagnostics.checks.report_builder import ReportBuilder, in_a_line
 from stiefel.errors import ConfigurationError, DtypeError, OffManifoldError, ShapeError
 from stiefel.manifolds import Manifold, Stiefel
