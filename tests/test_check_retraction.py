@@ -30,18 +30,18 @@ def failures(report):
 def test_the_orders_are_those_of_the_registry(case, metric, dtype):
     R, manifold = geometry.RETRACTIONS[case.name], stiefel.Stiefel(metric)
     order = case.orders[metric]
-    shapes = [(7, 3), (2, 3, 6, 2)]
-    report = check_retraction(R, manifold, shapes=shapes, points=2, order=order, dtype=dtype)
+    shapes, points = [(7, 3), (2, 3, 6, 2)], 1 if dtype.is_complex else 2
+    report = check_retraction(R, manifold, shapes=shapes, points=points, order=order, dtype=dtype)
     assert report.ok, str(report)
     assert abs(report[ORDER].measured - order) < 0.1
     assert not report.skipped
     special = [(6, 6), (1, 1), (2, 4, 4)] + ([] if dtype.is_complex else [(5, 1)])
     report = check_retraction(
-        R, manifold, shapes=special, points=2, order=case.special_order, dtype=dtype
+        R, manifold, shapes=special, points=points, order=case.special_order, dtype=dtype
     )
     assert report.ok, str(report)
-    if order == 2:
-        claimed = check_retraction(R, manifold, shapes=[(7, 3)], order=3, dtype=dtype)
+    if order == 2 and not dtype.is_complex:
+        claimed = check_retraction(R, manifold, shapes=[(7, 3)], points=1, order=3, dtype=dtype)
         assert failures(claimed) == {ORDER}
 
 
