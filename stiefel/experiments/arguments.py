@@ -173,7 +173,8 @@ _DIAGNOSE = """\
 Is the weight on its manifold, has training come to a stationary point, do gradients survive? Reads
 a run that `stiefel train` has left (finished, killed, or going on) or its checkpoint, on the CPU,
 and changes nothing of it. Prints answers and tables; leaves a page of figures and the numbers.
-With --experiment: runs an experiment with a known answer. The exit status is 0 whatever is found."""
+With --experiment: runs an experiment with a known answer. The exit status is 0 whatever is
+found."""
 
 
 class _Help(argparse.HelpFormatter):
