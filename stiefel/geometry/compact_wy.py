@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stiefel.errors import DtypeError, ShapeError
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.linear import add_product_, plus_product
+from stiefel.geometry.linear import add_product_, adjoint
 from stiefel.geometry.wy_factors import (
     inverse_norms,
     phase_factors,
@@ -51,10 +51,20 @@ def quick_inverse_norms(V: Tensor) -> Tensor:
     return inverse_norms(V)
 
 
-def _project(dU: Tensor, U: Tensor, V: Tensor) -> Tensor:
-    """dv = (du - u <u, du>) / |v| with the full complex inner product; overwrites dU."""
-    inner = (U.conj_physical() * dU).sum(-2, keepdim=True)
-    return dU.addcmul_(U, inner, value=-1).mul_(quick_inverse_norms(V))
+def _unit_columns(V: Tensor) -> tuple[Tensor, Tensor]:
+    """U and 1 / |v|, ``(..., 1, L)``."""
+    inverse = quick_inverse_norms(V)
+    return V * inverse, inverse
+
+
+def _project(dU: Tensor, U: Tensor, inverse: Tensor, work: Tensor | None = None) -> Tensor:
+    """dv = (du - u <u, du>) / |v| with the full complex inner product; overwrites dU and work."""
+    inner = torch.mul(U.conj_physical(), dU, out=work).sum(-2, keepdim=True)
+    return dU.addcmul_(U, inner, value=-1).mul_(inverse)
+
+
+def _inverse_fake(V: Tensor) -> Tensor:
+    return V.new_empty(*V.shape[:-2], 1, V.shape[-1], dtype=real_dtype(V.dtype))
 
 
 def _block_columns(count: int) -> list[tuple[int, int]]:
@@ -101,26 +111,27 @@ def _gradients_fake(V: Tensor, phases: Tensor | None) -> list[Tensor]:
 
 
 # ----------------------------------------------------- square, 2L >= n: the matrix is kept
+# New memory costs as much as a pass over it: what is no longer needed takes the next result.
 
 
 def _square_fake(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
     *batch, n, L = V.shape
     kept = V.new_empty(*batch, L, n) if n >= _LARGE else V.new_empty(*batch, n, L)
-    return V.new_empty(*batch, n, n), V.new_empty(V.shape), kept
+    return V.new_empty(*batch, n, n), V.new_empty(V.shape), kept, _inverse_fake(V)
 
 
 @kernel_op(
     "compact_wy_square",
-    "(Tensor V, Tensor? phases, Tensor? flip) -> (Tensor, Tensor, Tensor)",
+    "(Tensor V, Tensor? phases, Tensor? flip) -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_square_fake,
 )
 def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
-    """Q = F (I - Y U^H); keeps U and Yh (real: Y), of large matrices the transpose of Yh.
+    """Q = F (I - Y U^H); keeps U, Yh (real: Y), of large matrices the transpose of Yh, and 1 / |v|.
 
     The solver lays Yh out by columns: large ones stay so, for the copy costs more than it gains.
     """
     tau = phase_factors(phases, V.dtype)
-    U = V * quick_inverse_norms(V)
+    U, inverse = _unit_columns(V)
     S = _upper_gram(U)  # solve_triangular reads the upper triangle only
     if tau is not None:
         S.mul_(tau.unsqueeze(-1))
@@ -130,19 +141,22 @@ def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tu
     kept = (Yh.mT if large else Yh).contiguous()
     Yh = kept.mT if large else kept
     Y = Yh if tau is None else Yh * tau.unsqueeze(-2)
-    Q = plus_product(U.new_empty(*U.shape[:-1], U.shape[-2]), Y, U.mH, beta=0, alpha=-1)
+    if S.shape[-1] == U.shape[-2] and S.ndim <= 3:
+        Q = add_product_(S, Y, U.mH, beta=0, alpha=-1)
+    else:
+        Q = (Y @ U.mH).neg_()
     Q.diagonal(dim1=-2, dim2=-1).add_(1)
-    return scale_last_row_(Q, flip), U, kept
+    return scale_last_row_(Q, flip), U, kept, inverse
 
 
-def _square_backward_fake(G, Q, U, kept, V, phases, flip) -> list[Tensor]:
+def _square_backward_fake(G, Q, U, kept, inverse, V, phases, flip) -> list[Tensor]:
     return _gradients_fake(V, phases)
 
 
 @kernel_op(
     "compact_wy_square_backward",
-    "(Tensor G, Tensor Q, Tensor U, Tensor kept, Tensor V, Tensor? phases, Tensor? flip)"
-    " -> Tensor[]",
+    "(Tensor G, Tensor Q, Tensor U, Tensor kept, Tensor inverse, Tensor V, Tensor? phases,"
+    " Tensor? flip) -> Tensor[]",
     fake=_square_backward_fake,
 )
 def _square_backward(
@@ -150,6 +164,7 @@ def _square_backward(
     Q: Tensor,
     U: Tensor,
     kept: Tensor,
+    inverse: Tensor,
     V: Tensor,
     phases: Tensor | None,
     flip: Tensor | None,
@@ -158,10 +173,11 @@ def _square_backward(
     tau = phase_factors(phases, V.dtype)
     Yh = kept.mT if U.shape[-2] >= _LARGE else kept
     M = G @ Q.mH
-    K = M.sub_(M.mH.resolve_conj().contiguous())
+    adjoint_of_M = adjoint(M)
+    K = M.sub_(adjoint_of_M)
     scale_last_row_(K, flip)
     scale_last_row_(K.mT, flip)
-    dU = K @ Yh
+    dU = torch.matmul(K, Yh, out=adjoint_of_M if Yh.shape == K.shape else None)
     dphi = None if tau is None else torch.empty_like(tau.real)
     for start, stop in _block_columns(U.shape[-1]):
         block = dU[..., start:stop]
@@ -171,7 +187,7 @@ def _square_backward(
             block.mul_(tau[..., None, start:stop])
             Z = Z * tau[..., None, start:stop] * tau[..., :stop, None].conj_physical()
         add_product_(block, U[..., :stop], Z.triu_(1 - start), alpha=-1)
-    return _gradients(_project(dU, U, V), phases, dphi)
+    return _gradients(_project(dU, U, inverse, K[..., : U.shape[-1]]), phases, dphi)
 
 
 _square = differentiable(_square_forward, _square_backward, name="compact_wy", keep_result=True)
@@ -189,24 +205,26 @@ def _thin_fake(
         V.new_empty(*batch, n, L),
         V.new_empty(*batch, L, L),
         V.new_empty(*batch, L, columns),
+        _inverse_fake(V),
     )
 
 
 @kernel_op(
     "compact_wy_thin",
-    "(Tensor V, Tensor? phases, Tensor? flip, int columns) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor V, Tensor? phases, Tensor? flip, int columns)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_thin_fake,
 )
 def _thin_forward(
     V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int
 ) -> tuple[Tensor, ...]:
-    """X = D Xh = (I + D N)^-1 D U_1^H, Q_p = F (I_{n,p} - U X); keeps U, T and Xh (real: X).
+    """X = D Xh = (I + D N)^-1 D U_1^H, Q_p = F (I_{n,p} - U X); keeps U, T, Xh (real: X), 1 / |v|.
 
     T = (I + D N)^-1, for real reflections S^-1. Its entries are at most 2 in size: T_ij is
     -tau_i u_i^H H_{i+1} ... H_{j-1} u_j.
     """
     tau = phase_factors(phases, V.dtype)
-    U = V * quick_inverse_norms(V)
+    U, inverse = _unit_columns(V)
     eye = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device)
     T = torch.linalg.solve_triangular(
         wy_triangle(U, tau), eye.expand(*U.shape[:-2], *eye.shape), upper=True
@@ -219,17 +237,17 @@ def _thin_forward(
         kept = top - torch.triu(U.mH @ U, 1) @ X
     Q = (U @ X).neg_()
     Q.diagonal(dim1=-2, dim2=-1).add_(1)
-    return scale_last_row_(Q, flip), U, T, kept
+    return scale_last_row_(Q, flip), U, T, kept, inverse
 
 
-def _thin_backward_fake(G, U, T, Xh, V, phases, flip, columns) -> list[Tensor]:
+def _thin_backward_fake(G, U, T, Xh, inverse, V, phases, flip, columns) -> list[Tensor]:
     return _gradients_fake(V, phases)
 
 
 @kernel_op(
     "compact_wy_thin_backward",
-    "(Tensor G, Tensor U, Tensor T, Tensor Xh, Tensor V, Tensor? phases, Tensor? flip,"
-    " int columns) -> Tensor[]",
+    "(Tensor G, Tensor U, Tensor T, Tensor Xh, Tensor inverse, Tensor V, Tensor? phases,"
+    " Tensor? flip, int columns) -> Tensor[]",
     fake=_thin_backward_fake,
 )
 def _thin_backward(
@@ -237,6 +255,7 @@ def _thin_backward(
     U: Tensor,
     T: Tensor,
     Xh: Tensor,
+    inverse: Tensor,
     V: Tensor,
     phases: Tensor | None,
     flip: Tensor | None,
@@ -258,7 +277,7 @@ def _thin_backward(
     dU = scale_last_row_(G @ X.mH, flip).neg_()
     dU += U @ (Kt + Kt.mH.resolve_conj())
     dU[..., :columns, :] -= A2
-    return _gradients(_project(dU, U, V), phases, dphi)
+    return _gradients(_project(dU, U, inverse), phases, dphi)
 
 
 _thin = differentiable(_thin_forward, _thin_backward, name="compact_wy")
