@@ -137,14 +137,14 @@ def test_many_equal_steps_do_not_drift(batch, n, columns, dtype):
 
 
 def test_memory_is_that_of_the_frame():
-    """The result is all that is kept: no matrix of n x n, no graph of L nodes."""
+    """The result and two numbers a reflection are kept: no n x n matrix, no graph of L nodes."""
     V = torch.randn(2000, 3, requires_grad=True)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: kept.append(t.numel()) or t, lambda t: t
     ):
         X = householder_product(V, columns=3)
-    assert sum(kept) <= 2 * 2000 * 3
+    assert sum(kept) <= 2 * 2000 * 3 + 2 * 3  # with the reflections themselves
     X.sum().backward()
     assert V.grad.shape == V.shape
 

@@ -73,8 +73,8 @@ def _backward(G: Tensor, W: Tensor, theta: Tensor, n: int, layers: int, style: s
         return [torch.ops.stiefel.givens_rotate_backward(*arguments)[1]]
     results = []
     for th, g, w in parts:
-        K = g @ w.mT
-        K = (K - K.mT).flatten(1).mT.contiguous().view(n, n, -1)
+        M = (g @ w.mT).flatten(1).mT.contiguous().view(n, n, -1)
+        K = M - M.transpose(0, 1)
         moments = skew_sweep(K, layer_steps(n, layers, style), th)
         results.append(moments.mT.contiguous())
     return [torch.cat(results).view(theta.shape)]

@@ -4,7 +4,7 @@
 2017), the rightmost reflection first, E the first p columns of I. L steps follow one another and
 each reads and writes a whole matrix.
 
-The backward pass keeps nothing but the result, for reflections can be undone. With
+The backward pass keeps the result and two numbers a reflection, for reflections can be undone. With
 dL = Re tr(G^H dX), X_k = H_k X_(k+1) and G_(k+1) = H_k^H G_k, let K_k = X_k G_k^H - G_k X_k^H; then
 
     w_k = K_k u_k,   K_(k+1) = H_k^H K_k H_k,
@@ -212,7 +212,9 @@ def _drifts(V: Tensor, columns: int) -> bool:
 
 
 def _fake(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int) -> list[Tensor]:
-    return [V.new_empty(*V.shape[:-1], columns)]
+    *batch, n, L = V.shape
+    inverse = V.new_empty(*batch, 1, L, dtype=real_dtype(V.dtype))
+    return [V.new_empty(*batch, n, columns), inverse, V.new_empty(*batch, L)]
 
 
 @kernel_op(
@@ -221,29 +223,34 @@ def _fake(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int) -
     fake=_fake,
 )
 def _forward(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int) -> list[Tensor]:
-    """Q = F X_1, X_1 without the drift of many steps."""
-    batch, n = V.shape[:-2], V.shape[-2]
+    """Q = F X_1, X_1 without the drift of many steps; keeps 1 / |v| and tau."""
+    batch, (n, L) = V.shape[:-2], V.shape[-2:]
     flats = [_flat(tensor, batch) for tensor in (V, phases)]
 
-    def body(V: Tensor, phases: Tensor | None) -> tuple[Tensor]:
-        U = _rows(V * quick_inverse_norms(V))
+    def body(V: Tensor, phases: Tensor | None) -> tuple[Tensor, ...]:
+        inverse = quick_inverse_norms(V)
+        U = _rows(V * inverse)
         tau = _factors(U, None if phases is None else _batch_last(phases, 1))
-        return (_batch_first(_reflect_all(U, tau, columns), 2),)
+        return _batch_first(_reflect_all(U, tau, columns), 2), inverse, _batch_first(tau, 1)
 
-    (X,) = _in_parts(body, n * columns, *flats) if batch else body(*flats)  # pyright: ignore
+    X, inverse, tau = _in_parts(body, n * columns, *flats) if batch else body(*flats)  # pyright: ignore
     X = X.reshape(*batch, n, columns)
     if _drifts(V, columns):
         X = polish(X)
-    return [scale_last_row_(X, flip)]
+    return [scale_last_row_(X, flip), inverse.reshape(*batch, 1, L), tau.reshape(*batch, L)]
 
 
 def _gradients(
-    V: Tensor, G: Tensor, Q: Tensor, phases: Tensor | None, flip: Tensor | None
+    V: Tensor,
+    G: Tensor,
+    Q: Tensor,
+    inverse: Tensor,
+    tau: Tensor,
+    phases: Tensor | None,
+    flip: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """dv and dphi of one matrix or of one batch dimension of them."""
-    inverse = quick_inverse_norms(V)
-    U = _rows(V * inverse)
-    tau = _factors(U, None if phases is None else _batch_last(phases, 1))
+    U, tau = _rows(V * inverse), _batch_last(tau, 1)
     if Q.shape[-2] <= 2 * Q.shape[-1]:
         XG = Q @ G.mH
         M = scale_last_row_(XG - XG.mH.resolve_conj(), flip)
@@ -257,19 +264,22 @@ def _gradients(
     return (dV,) if phases is None else (dV, _batch_first(inner.imag / -2, 1))
 
 
-def _backward_fake(G, Q, V, phases, flip, columns) -> list[Tensor]:
+def _backward_fake(G, Q, inverse, tau, V, phases, flip, columns) -> list[Tensor]:
     dV = torch.empty_like(V, memory_format=torch.contiguous_format)
     return [dV] if phases is None else [dV, phases.new_empty(phases.shape)]
 
 
 @kernel_op(
     "householder_product_backward",
-    "(Tensor G, Tensor Q, Tensor V, Tensor? phases, Tensor? flip, int columns) -> Tensor[]",
+    "(Tensor G, Tensor Q, Tensor inverse, Tensor tau, Tensor V, Tensor? phases, Tensor? flip,"
+    " int columns) -> Tensor[]",
     fake=_backward_fake,
 )
 def _backward(
     G: Tensor,
     Q: Tensor,
+    inverse: Tensor,
+    tau: Tensor,
     V: Tensor,
     phases: Tensor | None,
     flip: Tensor | None,
@@ -277,7 +287,7 @@ def _backward(
 ) -> list[Tensor]:
     """dv and dphi from w: the formulae of this file, with X_1 = F Q and G_1 = F G."""
     batch, (n, columns) = V.shape[:-2], Q.shape[-2:]
-    flats = [_flat(tensor, batch) for tensor in (V, G, Q, phases, flip)]
+    flats = [_flat(tensor, batch) for tensor in (V, G, Q, inverse, tau, phases, flip)]
     size = n * min(n, 2 * columns)
     dV, *dphi = _in_parts(_gradients, size, *flats) if batch else _gradients(*flats)  # pyright: ignore
     return [dV.reshape(V.shape)] + [d.reshape(V.shape[:-2] + V.shape[-1:]) for d in dphi]
