@@ -283,6 +283,15 @@ class TestRefusals:
         with pytest.raises(DtypeError, match="floating point or complex numbers, got"):
             check_manifold(stiefel.Stiefel(), X=torch.eye(3, dtype=torch.int64))
 
-    def test_a_manifold_without_random_points(self):
-        with pytest.raises(ConfigurationError, match=r"gave no random point.*NotImplementedError"):
-            check_manifold(geoopt.Lorentz())
+    @pytest.mark.parametrize("shapes", [None, [(4, 3)]])
+    def test_a_manifold_without_random_needs_points(self, shapes):
+        class Rows(geoopt.Sphere):
+            random = geoopt.Manifold.random
+
+        for manifold in (Rows(), geoopt.Lorentz()):
+            with pytest.raises(
+                ConfigurationError, match=r"no random\(\*size\): write one, or pass"
+            ):
+                check_manifold(manifold, shapes=shapes)
+        X = geoopt.Sphere().random(4, 3, dtype=torch.float64)
+        assert check_manifold(Rows(), X=X).ok

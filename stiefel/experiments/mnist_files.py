@@ -106,8 +106,8 @@ def locate(folder: Path, name: str) -> Path:
             return candidate
     raise DataError(
         f"no {name} or {name}.gz in {folder} (nor in its folders mnist, MNIST/raw): name the "
-        "folder that has it with --data-dir or the environment variable STIEFEL_DATA, or leave "
-        "both out to download it"
+        "folder that has it with --data-dir or the environment variable STIEFEL_DATA. Without "
+        "either smnist and pmnist download it, and moving-digits draws shapes"
     )
 
 

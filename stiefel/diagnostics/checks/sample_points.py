@@ -293,6 +293,10 @@ def _random_points(
     for shape in _default_shapes(manifold) if shapes is None else shapes:
         try:
             drawn = [random_point(manifold, shape, dtype, generator) for _ in range(points)]
+        except NotImplementedError as error:
+            raise ConfigurationError(
+                f"{name_of(manifold)} implements no random(*size): write one, or pass points X="
+            ) from error
         except Exception as error:
             refused.append(f"random{tuple(shape)} is refused ({in_a_line(error)})")
             if shapes is not None:
