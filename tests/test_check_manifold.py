@@ -289,9 +289,7 @@ class TestRefusals:
             random = geoopt.Manifold.random
 
         for manifold in (Rows(), geoopt.Lorentz()):
-            with pytest.raises(
-                ConfigurationError, match=r"no random\(\*size\): write"
-            ):
+            with pytest.raises(ConfigurationError, match=r"no random\(\*size\): write"):
                 check_manifold(manifold, shapes=shapes)
         X = geoopt.Sphere().random(4, 3, dtype=torch.float64)
         assert check_manifold(Rows(), X=X).ok
