@@ -40,6 +40,11 @@ def _parts(theta: Tensor, n: int, *tensors: Tensor) -> list[tuple[Tensor, ...]] 
     return [(th.mT.contiguous(), *rest) for th, *rest in zip(angles, *flats, strict=True)]
 
 
+def _joined(results: list[Tensor]) -> Tensor:
+    """The parts in one tensor; one part is not copied."""
+    return results[0] if len(results) == 1 else torch.cat(results)
+
+
 @kernel_op(
     "givens_matrix",
     "(Tensor theta, int n, int layers, str style) -> Tensor[]",
@@ -57,7 +62,7 @@ def _forward(theta: Tensor, n: int, layers: int, style: str) -> list[Tensor]:
         Z[0, 0].diagonal(dim1=0, dim2=1).fill_(1)
         sweep(Z, layer_steps(n, layers, style), th, along=-2)
         results.append(Z.view(n * n, -1).mT.contiguous())
-    return [torch.cat(results).view(*theta.shape[:-1], n, n)]
+    return [_joined(results).view(*theta.shape[:-1], n, n)]
 
 
 @kernel_op(
@@ -73,11 +78,12 @@ def _backward(G: Tensor, W: Tensor, theta: Tensor, n: int, layers: int, style: s
         return [torch.ops.stiefel.givens_rotate_backward(*arguments)[1]]
     results = []
     for th, g, w in parts:
-        M = (g @ w.mT).flatten(1).mT.contiguous().view(n, n, -1)
-        K = M - M.transpose(0, 1)
+        P = g @ w.mT
+        M = P.flatten(1).mT.contiguous().view(n, n, -1)
+        K = torch.sub(M, M.transpose(0, 1), out=P.view(M.shape))  # in the memory of P
         moments = skew_sweep(K, layer_steps(n, layers, style), th)
         results.append(moments.mT.contiguous())
-    return [torch.cat(results).view(theta.shape)]
+    return [_joined(results).view(theta.shape)]
 
 
 _matrix = differentiable(_forward, _backward, name="givens", keep_result=True)

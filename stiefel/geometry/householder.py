@@ -252,13 +252,15 @@ def _gradients(
     """dv and dphi of one matrix or of one batch dimension of them."""
     U, tau = _rows(V * inverse), _batch_last(tau, 1)
     if Q.shape[-2] <= 2 * Q.shape[-1]:
-        XG = Q @ G.mH
-        M = scale_last_row_(XG - XG.mH.resolve_conj(), flip)
-        scale_last_row_(M.mT, flip)  # F K F
-        W = _undo_square(_batch_last(M, 2), U, tau)
+        M = _batch_last(Q @ G.mH, 2)
+        K = M - M.transpose(0, 1).conj_physical()
+        if flip is not None:  # F K F
+            K[-1].mul_(flip)
+            K[:, -1].mul_(flip)
+        W, free = _undo_square(K, U, tau), K if K.shape == U.shape else None
     else:  # flips are for square matrices only
-        W = _undo_tall(_batch_last(torch.cat([Q, G], dim=-1), 2), U, tau)
-    inner = (U.conj_physical() * W).sum(1)
+        W, free = _undo_tall(_batch_last(torch.cat([Q, G], dim=-1), 2), U, tau), None
+    inner = torch.mul(U.conj_physical(), W, out=free).sum(1)
     dU = W.addcmul_(U, inner.unsqueeze(1), value=-1).mul_(-tau.unsqueeze(1))
     dV = _batch_first(dU.transpose(0, 1), 2).mul_(inverse)
     return (dV,) if phases is None else (dV, _batch_first(inner.imag / -2, 1))
