@@ -1,8 +1,7 @@
 """Does twice as long a sequence cost twice as much?
 
 Forward and backward of every sequence model over T and 2 T steps, in pairs. A model that looks a
-step up in the whole sequence, or keeps what it need not, costs more than that. LSTM and GRU are
-torch's own kernels under our interface: they are timed, and nothing is asked of them.
+step up in the whole sequence, or keeps what it need not, costs more than that.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ from stiefel.models import (
 __all__ = ["sections"]
 
 Run = Callable[[int], Tensor]
-
-_TORCHS = ("LSTM", "GRU")
 
 
 def _models(
@@ -111,5 +108,5 @@ def sections(settings: Settings) -> Iterator[Section]:
         short, long = f"{name}, T = {steps}", f"{name}, T = {2 * steps}"
         cases = [_case(short, model, run, steps), _case(long, model, run, 2 * steps)]
         text = f"{name}: twice the steps at most 2.2 of the time"
-        goals = [] if name in _TORCHS else [Goal(text, long, short, at_most=2.2)]
+        goals = [Goal(text, long, short, at_most=2.2)]
         yield measure(Study(f"forward + backward of {name}", cases, short, goals), settings)

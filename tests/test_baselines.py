@@ -115,6 +115,25 @@ def test_gated_networks_are_those_of_torch(kind: Any, reference: Any) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"dropout": 0.5}])
+@pytest.mark.parametrize(("kind", "reference"), [(LSTM, nn.LSTM), (GRU, nn.GRU)])
+def test_long_sequences_are_those_of_torch(kind: Any, reference: Any, options: Any) -> None:
+    """On the CPU they go in pieces, unless they run backwards or drop at random."""
+    mine = kind(3, 5, 2, dtype=torch.float64, **options)
+    theirs = reference(3, 5, 2, dtype=torch.float64, **options)
+    theirs.load_state_dict(mine.network.state_dict())
+    x = torch.randn(150, 4, 3, dtype=torch.float64)
+    results = []
+    for network, parameters in ((mine, mine.network.parameters()), (theirs, theirs.parameters())):
+        torch.manual_seed(0)  # of the masks
+        output, state = network(x)
+        parts = state if isinstance(state, tuple) else (state,)
+        loss = output.square().sum() + sum(part.sum() for part in parts)
+        results.append([output, *parts, *torch.autograd.grad(loss, list(parameters))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("forget_bias", "first", "second"), [(1.0, 1.0, 0.0), ("split", 0.5, 0.5), (2, 2.0, 0.0)]
 )

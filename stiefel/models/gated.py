@@ -16,6 +16,11 @@ from stiefel.models.step import LayerStep, Parts
 
 __all__ = ["GRU", "LSTM"]
 
+#: Steps that torch's kernel is given at once on the CPU. What it keeps of them stays in memory that
+#: is used again and again: a long sequence in pieces takes less time than in one, and time that is
+#: proportional to its length.
+_PIECE = 64
+
 
 class _Gated(RecurrentNetwork):
     """A network of `torch.nn`, ``rnn.network``, which runs all layers and directions itself."""
@@ -92,13 +97,27 @@ class _Gated(RecurrentNetwork):
         if states[0] is not None:
             first = self._state([part.contiguous() for part in states if part is not None])
         if lengths is None or x.shape[1] == 0:
-            output, last = self.network(x, first)
+            output, last = self._in_pieces(x, first)
         else:
             steps = checked_lengths(lengths, *x.shape[:2]).cpu()  # where torch wants them
             packed = pack_padded_sequence(x, steps, enforce_sorted=False)
             output, last = self.network(packed, first)
             output, _ = pad_packed_sequence(output, total_length=len(x))
         return output, list(last) if isinstance(last, tuple) else [last], None
+
+    def _in_pieces(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The network over `(T, B, features)`, on the CPU in pieces that hand the state on.
+
+        Whole where pieces are not the same thing: backwards, and with random masks of dropout.
+        """
+        drops = self.training and self.network.dropout > 0
+        if x.device.type != "cpu" or len(x) <= _PIECE or self.directions > 1 or drops:
+            return self.network(x, state)
+        outputs = []
+        for piece in x.split(_PIECE):
+            output, state = self.network(piece, state)
+            outputs.append(output)
+        return torch.cat(outputs), state
 
     def layer_step(self, index: int) -> LayerStep:
         """One step of layer and direction `index`, by the cell function of torch."""
