@@ -207,7 +207,7 @@ def test_a_function_on_another_manifold_and_a_parameter_that_knows_its_own():
 
 
 def test_the_report_draws_its_curves(tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     report = check_retraction(geometry.cayley_retraction, shapes=[(7, 3)])
     assert [curve.order for curve in report.curves] == [2, 2]
     report.draw(tmp_path / "slopes.png")

@@ -10,7 +10,8 @@ from stiefel.manifolds.base import (
     ManifoldTensor,
 )
 from stiefel.manifolds.parameter import ManifoldParameter, restore_manifold
-from stiefel.manifolds.stiefel import Stiefel, auto_retraction, tolerance_on
+from stiefel.manifolds.stiefel import Stiefel, auto_retraction
+from stiefel.manifolds.tolerances import tolerance_on
 
 __all__ = [
     "GeooptManifoldParameter",

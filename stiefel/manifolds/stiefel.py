@@ -38,23 +38,6 @@ def auto_retraction(n: int, p: int, device: torch.device | str | None = None) ->
     return "cayley" if on_cpu and 2 * p <= n else "cholesky_qr"
 
 
-def tolerance_on(manifold: Manifold, dtype: torch.dtype, n: int, p: int) -> float:
-    """The largest entry of a residual at which X ``(..., n, p)`` counts as a point of a manifold.
-
-    Args:
-        manifold: Ours, which may say it itself, or another of geoopt's.
-        dtype: Dtype of X.
-        n: Rows.
-        p: Columns.
-
-    Returns:
-        The bound.
-    """
-    if isinstance(manifold, Stiefel):
-        return manifold.tolerance_for(dtype, n, p)
-    return tolerance(dtype, n, p)
-
-
 class Stiefel(Manifold):
     r"""The manifold of matrices with orthonormal columns, St(n, p) = {X : X^H X = I}, n >= p.
 
