@@ -13,7 +13,7 @@ from torch import Tensor
 from stiefel.diagnostics.feasibility import refuse_meta
 from stiefel.errors import ConfigurationError
 from stiefel.geometry import manifold_dimension, tangent_projection
-from stiefel.manifolds import GeooptStiefel, Stiefel
+from stiefel.manifolds import is_stiefel
 from stiefel.numerics import double_dtype, full_precision
 from stiefel.parameter import Constraint
 from stiefel.parametrizations import Parametrization
@@ -100,7 +100,7 @@ def chart_differential(
     """
     if iterations < 2:
         raise ConfigurationError(f"expected at least two iterations, got {iterations}")
-    if not isinstance(constraint.manifold, Stiefel | GeooptStiefel):
+    if not is_stiefel(constraint.manifold):
         raise ConfigurationError(
             f"{constraint.path}: expected a weight on the Stiefel manifold, got a point of "
             f"{constraint.manifold}, which has no chart here: leave it out"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError
 from stiefel.geometry.determinant import determinant_sign
-from stiefel.manifolds import GeooptStiefel, Stiefel, tolerance_on
+from stiefel.manifolds import is_stiefel, tolerance_on
 from stiefel.numerics import double_dtype, full_precision
 from stiefel.parameter import Constraint, constraints
 
@@ -111,7 +111,7 @@ def _measure(constraint: Constraint) -> Feasibility:
     n, p = shape[-2:] if len(shape) > 1 else (X.numel(), 1)
     bound = tolerance_on(manifold, X.dtype, n, p)
     exact = X.to(double_dtype(X.dtype))
-    if not isinstance(manifold, Stiefel | GeooptStiefel):
+    if not is_stiefel(manifold):
         if X.numel() == 0:
             return Feasibility(
                 constraint.path, constraint.via, shape, 0.0, 0.0, math.nan, math.nan, None, bound

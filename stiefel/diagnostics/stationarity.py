@@ -17,7 +17,7 @@ from stiefel.geometry import (
     euclidean_gradient,
     skew,
 )
-from stiefel.manifolds import GeooptStiefel, Manifold, Stiefel
+from stiefel.manifolds import Manifold, is_stiefel
 from stiefel.numerics import double_dtype, full_precision
 from stiefel.parameter import Constraint, constraints
 
@@ -196,7 +196,7 @@ def _of(constraint: Constraint, found: PointGradient) -> Stationarity:
     figures = _UNKNOWN
     if found.gradient is not None:
         manifold = constraint.manifold
-        if isinstance(manifold, Stiefel | GeooptStiefel):
+        if is_stiefel(manifold):
             figures = stationarity_at(found.point, found.gradient)
         else:
             norm, size = _norms_elsewhere(manifold, found.point, found.gradient)

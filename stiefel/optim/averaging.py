@@ -12,7 +12,7 @@ from torch.optim import swa_utils
 
 from stiefel.errors import ConfigurationError, NonFiniteError, RepresentationError
 from stiefel.geometry import polar_factor
-from stiefel.manifolds import GeooptStiefel, Stiefel
+from stiefel.manifolds import is_stiefel
 from stiefel.numerics import compute_dtype, full_precision, tolerance
 from stiefel.parameter import Constraint, constraints
 
@@ -193,7 +193,7 @@ def _nearest_point(constraint: Constraint, mean: Tensor) -> tuple[Tensor, Tensor
     of H - t I: rounding errors of M turn W by about their size divided by it.
     """
     manifold = constraint.manifold
-    if not isinstance(manifold, Stiefel | GeooptStiefel):
+    if not is_stiefel(manifold):
         point = manifold.projx(mean)
         return point, torch.isfinite(point).all()
     W = polar_factor(mean)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from stiefel.errors import ConfigurationError, LostManifoldError, ShapeError
-from stiefel.manifolds import GeooptManifoldParameter, GeooptStiefel, Manifold, Stiefel
+from stiefel.manifolds import GeooptManifoldParameter, Manifold, Stiefel, is_stiefel
 from stiefel.operators import Dense, Operator
 from stiefel.parameter.points import nearest
 from stiefel.parameter.riemannian import Riemannian
@@ -110,7 +110,7 @@ class Constraint:
             raise ShapeError(f"expected a point of shape {shape}, got {tuple(X.shape)}")
         if self._storage is not None:
             self._storage.assign(X.detach().to(self.leaves[0].device))
-        elif isinstance(self.manifold, Stiefel | GeooptStiefel):
+        elif is_stiefel(self.manifold):
             self.leaves[0].copy_(nearest(X.detach())[0])
         else:
             self.leaves[0].copy_(self.manifold.projx(X.detach()))

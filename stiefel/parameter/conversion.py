@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError
-from stiefel.manifolds import GeooptStiefel, Stiefel
+from stiefel.manifolds import is_stiefel
 from stiefel.parameter.constraint import Constraint, constraints
 from stiefel.parameter.points import coordinates_of, make_leaves, nearest
 from stiefel.parameter.riemannian import Riemannian
@@ -88,7 +88,7 @@ def _converted(
     constraint: Constraint, via: str | Parametrization, options: dict[str, Any]
 ) -> ConstraintList:
     """The new storage of one constraint, made without touching the old."""
-    if not isinstance(constraint.manifold, Stiefel | GeooptStiefel):
+    if not is_stiefel(constraint.manifold):
         raise ConfigurationError(
             f"{constraint.path} is on {constraint.manifold}: only matrices with orthonormal "
             "columns have charts. Say which weights to convert by name="

@@ -91,6 +91,13 @@ def test_auto_retraction_is_fixed_when_the_manifold_is_made():
         stiefel.Stiefel(retraction="auto")
 
 
+def test_a_stiefel_manifold_is_one_whoever_wrote_it():
+    theirs = [geoopt.Stiefel(), geoopt.Stiefel(canonical=False), geoopt.EuclideanStiefelExact()]
+    others = [geoopt.Sphere(), geoopt.Euclidean(ndim=2), geoopt.Scaled(geoopt.Stiefel()), None]
+    assert all(stiefel.is_stiefel(manifold) for manifold in [*MANIFOLDS, *theirs])
+    assert not any(stiefel.is_stiefel(manifold) for manifold in others)
+
+
 @pytest.mark.parametrize("wrong", [{"inner": "canon"}, {"retraction": "caley"}])
 def test_unknown_names_list_the_valid_ones(wrong):
     with pytest.raises(UnknownNameError, match=r"expected one of .*Did you mean"):

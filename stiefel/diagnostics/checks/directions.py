@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError
 from stiefel.geometry import RETRACTIONS, tangency_residual
-from stiefel.manifolds import GeooptStiefel, Stiefel
+from stiefel.manifolds import Stiefel, is_stiefel
 from stiefel.optim.solvers import Problem
 from stiefel.optim.solvers.components import Component
 
@@ -87,7 +87,7 @@ def moved(problem: Problem, X: tuple[Tensor, ...], u: Sequence[Tensor], t: float
     for component, x, a in zip(problem.components, X, u, strict=True):
         if component.manifold is None:
             points.append(x + t * a)
-        elif isinstance(component.manifold, Stiefel | GeooptStiefel):
+        elif is_stiefel(component.manifold):
             points.append(RETRACTIONS["polar"](x, t * a))
         else:
             points.append(component.manifold.projx(x + t * a))
@@ -114,6 +114,6 @@ def tangency(component: Component, X: Tensor, u: Tensor) -> float:
     size = float(u.abs().max()) if u.numel() else 0.0
     if component.manifold is None or size == 0.0:
         return 0.0
-    if isinstance(component.manifold, Stiefel | GeooptStiefel):
+    if is_stiefel(component.manifold):
         return float(tangency_residual(X, u).max()) / size
     return float((component.manifold.proju(X, u) - u).abs().max()) / size

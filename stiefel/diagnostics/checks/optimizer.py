@@ -16,7 +16,7 @@ from stiefel.diagnostics.checks.sample_points import plain
 from stiefel.diagnostics.checks.slopes import STEPS, order_finding
 from stiefel.diagnostics.report import Curve, Report
 from stiefel.errors import ConfigurationError, unknown
-from stiefel.manifolds import GeooptStiefel, Manifold, Stiefel
+from stiefel.manifolds import Manifold, Stiefel, is_stiefel
 from stiefel.numerics import full_precision
 from stiefel.optim import POGO, Landing, RGDAdam
 from stiefel.optim.solvers.components import component_of
@@ -125,9 +125,7 @@ def _trial(
     if options and "lr" in options:
         raise ConfigurationError("the check tries many learning rates: leave lr out of options")
     shape = tuple(shape)
-    if isinstance(manifold, Stiefel | GeooptStiefel) and (
-        len(shape) < 2 or not shape[-2] > shape[-1] - 1
-    ):
+    if is_stiefel(manifold) and (len(shape) < 2 or not shape[-2] > shape[-1] - 1):
         raise ConfigurationError(f"expected a shape (..., n, p) with n >= p, got {shape}")
     if steps < 1 or not all(size > 0 for size in shape):
         raise ConfigurationError(
@@ -205,7 +203,7 @@ def _cause(trial: Trial, w: torch.Tensor) -> str:
     """What the first step goes along instead of the gradient."""
     X, G, size = trial.X, trial.G, float(w.norm())
     candidates = {"the raw gradient: convert it with manifold.egrad2rgrad": G}
-    if isinstance(trial.manifold, Stiefel | GeooptStiefel):
+    if is_stiefel(trial.manifold):
         for inner in ("canonical", "euclidean"):
             other = Stiefel(inner).egrad2rgrad(X, G)
             candidates[f"the gradient in the {inner} metric, which is not the manifold's"] = other

@@ -13,10 +13,9 @@ from stiefel.diagnostics.checks.sample_points import plain, random_point
 from stiefel.geometry import orthonormality_residual
 from stiefel.manifolds import (
     GeooptManifoldParameter,
-    GeooptStiefel,
     Manifold,
     ManifoldParameter,
-    Stiefel,
+    is_stiefel,
     tolerance_on,
 )
 
@@ -99,7 +98,7 @@ class Trial:
         x = plain(leaf).double()
         if not kept or not bool(x.isfinite().all()):
             return math.inf
-        if isinstance(self.manifold, Stiefel | GeooptStiefel):
+        if is_stiefel(self.manifold):
             return float(orthonormality_residual(x).max())
         return float((self.manifold.projx(x) - x).abs().max())
 
