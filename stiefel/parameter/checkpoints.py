@@ -44,7 +44,7 @@ def complaint(
         )
     saved = metadata.get("chart", chart.name)
     if saved != chart.name:
-        return _foreign(saved, chart.name)
+        return _foreign(saved, chart.label)
     wrong = _other_options(chart, metadata)
     if wrong is not None:
         return wrong
@@ -58,7 +58,7 @@ def complaint(
     if isinstance(chart, Riemannian):
         wrong = _off_manifold("checkpoint", X, max(bound, chart.tolerance_for(X.dtype)))
     elif "chart" not in metadata and _is_a_point(chart, X, bound):
-        return _foreign("riemannian", chart.name)
+        return _foreign("riemannian", chart.label)
     else:
         wrong = (
             _incomplete(chart, state_dict, prefix)
@@ -77,7 +77,7 @@ def _other_options(chart: Parametrization, metadata: dict[str, Any]) -> str | No
     if not other:
         return None
     return (
-        f"the checkpoint holds coordinates of chart {chart.name!r} with {_said(saved, other)}, "
+        f"the checkpoint holds coordinates of {chart.label} with {_said(saved, other)}, "
         f"the model has it with {_said(ours, other)}: they mean another weight there. Make "
         "the model with the same options, load, and call stiefel.convert"
     )
@@ -99,7 +99,7 @@ def _incomplete(chart: Parametrization, state_dict: dict[str, Any], prefix: str)
     if not lost:
         return None
     return (
-        f"the checkpoint has coordinates of chart {chart.name!r} and no {', '.join(lost)}: without "
+        f"the checkpoint has coordinates of {chart.label} and no {', '.join(lost)}: without "
         "it they mean another weight, or are rebased at another time. Save all of "
         "model.state_dict()"
     )
@@ -109,7 +109,7 @@ def _not_finite(chart: Parametrization, loaded: list[Tensor]) -> str | None:
     if all(bool(tensor.isfinite().all()) for tensor in loaded):
         return None
     return (
-        f"the checkpoint has a NaN or an infinity in the coordinates of chart {chart.name!r}: the "
+        f"the checkpoint has a NaN or an infinity in the coordinates of {chart.label}: the "
         "run that saved it had diverged. Load an earlier one"
     )
 
@@ -144,7 +144,7 @@ def _base(chart: Parametrization, state_dict: dict[str, Any], prefix: str) -> st
 
 def _foreign(saved: str, ours: str) -> str:
     return (
-        f"the checkpoint holds coordinates of chart {saved!r}, the model has chart {ours!r}. Call "
+        f"the checkpoint holds coordinates of chart {saved!r}, the model has {ours}. Call "
         f"stiefel.convert(model, via={saved!r}) first, load, and convert back"
     )
 

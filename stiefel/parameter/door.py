@@ -156,7 +156,7 @@ def _check(
         )
     if tensor.is_complex() and not chart.complex:
         raise DtypeError(
-            f"chart {chart.name!r} has no complex form, got a weight of {tensor.dtype}: "
+            f"{chart.label} has no complex form, got a weight of {tensor.dtype}: "
             "via='cwy', 'matrix_exp' and 'polar' have one"
         )
     if determinant is None:
@@ -170,7 +170,7 @@ def _check(
         )
     if chart.fixed_determinant not in (None, determinant):
         raise ConfigurationError(
-            f"determinant={determinant:+d} disagrees with the options of chart {chart.name!r}, "
+            f"determinant={determinant:+d} disagrees with the options of {chart.label}, "
             f"which fix the determinant {chart.fixed_determinant:+d}: leave one of them out"
         )
 
@@ -201,10 +201,10 @@ def _starting_coordinates(
         except (RepresentationError, NonFiniteError) as error:
             if init is not None:
                 raise RepresentationError(
-                    f"chart {chart.name!r} cannot hold the value that init= asks for: {error}"
+                    f"{chart.label} cannot hold the value that init= asks for: {error}"
                 ) from error
             warnings.warn(
-                f"stiefel.orthogonal: chart {chart.name!r} cannot keep the current value, it "
+                f"stiefel.orthogonal: {chart.label} cannot keep the current value, it "
                 f"takes its own start instead. Reason: {error}. To choose the start, pass init= "
                 "(init='haar', or init='orthogonalize' for the nearest with determinant=); to be "
                 "told by an error, init='keep'",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stiefel import geometry
+from stiefel.errors import ConfigurationError
 from stiefel.geometry import polish
 from stiefel.manifolds import Manifold, Stiefel, tolerance_on
 from stiefel.numerics import compute_dtype
@@ -54,6 +55,11 @@ class Riemannian(Parametrization):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(n, p, batch=batch)
+        if manifold is not None and not isinstance(manifold, Manifold):
+            raise ConfigurationError(
+                f"expected manifold= to be a manifold of stiefel.manifolds, got {manifold!r}: "
+                "leave it out for Stiefel(inner, retraction)"
+            )
         self._manifold = (
             Stiefel(inner, retraction, sizes=(self.n, self.p), device=device, tolerance=tolerance)
             if manifold is None

@@ -162,7 +162,7 @@ class ConstraintList(parametrize.ParametrizationList):
         every = self.chart.rebase_every
         if every is not None and self._forwards == every + 1:
             raise RebaseError(
-                f"chart {self.chart.name!r} wants a new base every {every} optimizer steps, but "
+                f"{self.chart.label} wants a new base every {every} optimizer steps, but "
                 "no optimizer takes care of it: make the optimizer with stiefel.optim.build(model,"
                 " ...), or call stiefel.attach(model, optimizer). This is raised once"
             )
@@ -170,7 +170,7 @@ class ConstraintList(parametrize.ParametrizationList):
     def append(self, module: nn.Module) -> ConstraintList:
         """Refuses a further parametrization: it would take the weight off the manifold."""
         raise ConfigurationError(
-            f"the weight is constrained by chart {self.chart.name!r}: {type(module).__name__} on "
+            f"the weight is constrained by {self.chart.label}: {type(module).__name__} on "
             "top of it would undo that. Call stiefel.release first, or apply it to what the "
             "module computes"
         )

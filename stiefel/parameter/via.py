@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from stiefel.errors import ConfigurationError, ShapeError, unknown
+from stiefel.errors import ConfigurationError, ShapeError, StiefelError, unknown
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parametrizations import CHARTS, Parametrization
+from stiefel.parametrizations.options import chart_label
 
 __all__ = ["SHORT_FORMS", "make_chart", "via_names"]
 
@@ -93,30 +94,56 @@ def make_chart(
                 f"{(*via.batch, via.n, via.p)}"
             )
         return copy.deepcopy(via).to(device)  # the user's object may serve several weights
-    short = via
-    if via in SHORT_FORMS:
-        via, implied = SHORT_FORMS[via]
-        clash = sorted(set(implied) & set(options))
-        if clash:
-            raise ConfigurationError(
-                f"the short form {short!r} already says {clash}: use via={via!r} to choose them"
-            )
-        given = {key: value(n) if callable(value) else value for key, value in implied.items()}
-        options = {**given, **options}
     charts: dict[str, type[Parametrization]] = {**CHARTS, "riemannian": Riemannian}
-    if via not in charts:
+    if via not in charts and via not in SHORT_FORMS:
         raise unknown("via", via, via_names())
-    chart = charts[via]
+    name, implied = SHORT_FORMS.get(via, (via, {}))
+    chart = charts[name]
+    _check_options(via, chart, implied, options)
+    given = {key: value(n) if callable(value) else value for key, value in implied.items()}
+    if chart is Riemannian:
+        given["device"] = device
+    try:
+        made = chart(n, p, batch=tuple(batch), **given, **options).to(device)
+    except StiefelError as error:
+        raise _in_the_words_of_the_user(error, name, via) from error
+    except TypeError as error:
+        if not options:
+            raise
+        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise ConfigurationError(
+            f"{chart_label(name, via)}: expected options that it understands, got {said}, one of "
+            f"them of the wrong type ({error}): see stiefel.parametrizations for what they may be"
+        ) from error
+    made.said = None if via == name else via
+    if isinstance(made, Riemannian) and via in _OPTIMIZERS:
+        made.made_for = via
+    return made
+
+
+def _check_options(
+    via: str, chart: type[Parametrization], implied: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Refuses options that the chart has not, or that the short form decides by its name."""
     accepted = [k for k in inspect.signature(chart.__init__).parameters if k not in _GIVEN]
     extra = sorted(set(options) - set(accepted))
+    chart_said = f"via={via!r}" if via == chart.name else f"via={via!r} (chart {chart.name!r})"
     if extra:
+        free = [key for key in accepted if key not in implied]
         raise ConfigurationError(
-            f"via={via!r} has no option {', '.join(map(repr, extra))}: its options are "
-            f"{', '.join(accepted) or 'none'}"
+            f"{chart_said} has no option {', '.join(map(repr, extra))}: its options are "
+            f"{', '.join(free) or 'none'}"
         )
-    if chart is Riemannian:
-        options = {**options, "device": device}
-    made = chart(n, p, batch=tuple(batch), **options).to(device)
-    if isinstance(made, Riemannian) and short in _OPTIMIZERS:
-        made.made_for = short
-    return made
+    clash = sorted(set(implied) & set(options))
+    if clash:
+        raise ConfigurationError(
+            f"the short form {via!r} already says {', '.join(clash)}, got a value for it: leave "
+            f"it out, or use via={chart.name!r} to choose"
+        )
+
+
+def _in_the_words_of_the_user(error: StiefelError, name: str, via: str) -> StiefelError:
+    """The error of a chart's options, in which the chart is called what the user called it."""
+    plain, label, text = chart_label(name), chart_label(name, via), str(error)
+    text = text.replace(plain, label) if plain in text else f"{label}: {text}"
+    return type(error)(text)

@@ -20,6 +20,7 @@ from stiefel.errors import (
 from stiefel.geometry import orthonormality_residual, polish
 from stiefel.numerics import compute_dtype, full_precision, tolerance
 from stiefel.operators import Dense, Operator
+from stiefel.parametrizations.options import chart_label
 
 __all__ = ["Move", "Parametrization"]
 
@@ -55,6 +56,8 @@ class Parametrization(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    #: The word that the user wrote for the chart, such as ``"scornn"``; None for `name` itself.
+    said: str | None = None
     #: Whether complex weights are covered, more rows than columns, and batches of matrices.
     complex: ClassVar[bool] = True
     tall: ClassVar[bool] = True
@@ -76,17 +79,17 @@ class Parametrization(nn.Module, ABC):
         p = n if p is None else p
         if not 1 <= p <= n:
             raise ShapeError(
-                f"chart {self.name!r}: expected sizes 1 <= p <= n, got n = {n}, p = {p}. A wide "
+                f"{self.label}: expected sizes 1 <= p <= n, got n = {n}, p = {p}. A wide "
                 "weight is the transpose of a tall one; stiefel.orthogonal transposes by itself"
             )
         if p < n and not self.tall:
             raise ConfigurationError(
-                f"chart {self.name!r} covers square matrices only, got {n} x {p}: via='tcwy', "
+                f"{self.label} covers square matrices only, got {n} x {p}: via='tcwy', "
                 "'cwy', 'matrix_exp', 'own', 'polar' and 'riemannian' cover tall and wide ones"
             )
         if batch and not self.batched:
             raise ConfigurationError(
-                f"chart {self.name!r} covers single matrices only, got a batch {tuple(batch)}: "
+                f"{self.label} covers single matrices only, got a batch {tuple(batch)}: "
                 "via='cwy', 'matrix_exp' and 'polar' cover batches"
             )
         self.n, self.p, self.batch = int(n), int(p), tuple(int(size) for size in batch)
@@ -97,6 +100,11 @@ class Parametrization(nn.Module, ABC):
     def shape(self) -> torch.Size:
         """Shape of the weight, ``(*batch, n, p)``."""
         return torch.Size((*self.batch, self.n, self.p))
+
+    @property
+    def label(self) -> str:
+        """What errors call the chart: the user's word, with `name` in brackets behind another."""
+        return chart_label(self.name, self.said)
 
     # ---------------------------------------------------------------- what a chart must say
 
@@ -261,26 +269,25 @@ class Parametrization(nn.Module, ABC):
         X = X.detach()
         if X.shape != self.shape:
             raise ShapeError(
-                f"chart {self.name!r}: expected a weight of shape {tuple(self.shape)}, got "
+                f"{self.label}: expected a weight of shape {tuple(self.shape)}, got "
                 f"{tuple(X.shape)}"
             )
         working = compute_dtype(X.dtype)
         if X.is_complex() and not self.complex:
             raise DtypeError(
-                f"chart {self.name!r} covers real weights only, got {X.dtype}: via='cwy', "
+                f"{self.label} covers real weights only, got {X.dtype}: via='cwy', "
                 "'matrix_exp' and 'polar' cover complex ones"
             )
         residual = orthonormality_residual(X)
         bound = tolerance(X.dtype, self.n, self.p)
         if not bool(residual.isfinite().all()):
             raise NonFiniteError(
-                f"chart {self.name!r}: the weight of shape {tuple(X.shape)} has a NaN or an "
-                "infinity"
+                f"{self.label}: the weight of shape {tuple(X.shape)} has a NaN or an infinity"
             )
         worst = float(residual.amax()) if residual.numel() else 0.0
         if worst > bound:
             raise OffManifoldError(
-                f"chart {self.name!r}: the columns are not orthonormal: max |X^H X - I| is "
+                f"{self.label}: the columns are not orthonormal: max |X^H X - I| is "
                 f"{worst:.2g}, the tolerance for {X.dtype} is {bound:.2g}. Project first, for "
                 "instance with stiefel.geometry.polar_factor(X)"
             )

@@ -81,7 +81,7 @@ class OneComponent(Parametrization):
         if bool((sign * ours > 0).all()):
             return None
         return (
-            f"chart {self.name!r} has determinant {ours.flatten().int().tolist()[:4]} now, the "
+            f"{self.label} has determinant {ours.flatten().int().tolist()[:4]} now, the "
             f"matrix has {sign.flatten().int().tolist()[:4]}: {self.determinant_remedy()}"
         )
 

@@ -24,6 +24,14 @@ from stiefel.parametrizations.options import count_option
 __all__ = ["MatrixExp"]
 
 
+def _is_length(value: Any) -> bool:
+    """Whether a value is a positive finite number; True and False are none."""
+    try:
+        return not isinstance(value, bool) and bool(0 < value < math.inf)
+    except TypeError:
+        return False
+
+
 class MatrixExp(OneComponent):
     r"""X = exp_B(u), the exponential of the canonical metric at a base B, of free coordinates.
 
@@ -90,11 +98,14 @@ class MatrixExp(OneComponent):
             if base == "identity":
                 raise ConfigurationError(
                     f"base='identity' never moves, so {option}={value!r} has no meaning: leave it "
-                    "out, or use base='current'"
+                    "out, or use base='current' (via='matrix_exp')"
                 )
             count_option(self.name, option, value, 1)
-        if max_angle is not None and not 0 < max_angle < math.inf:
-            raise ConfigurationError(f"expected max_angle > 0 or None, got {max_angle!r}")
+        if max_angle is not None and not _is_length(max_angle):
+            raise ConfigurationError(
+                f"{self.label}: expected max_angle > 0 or None, got {max_angle!r}. It is an angle "
+                "in radians; leave it out where no bound is known"
+            )
         self.has_base = base == "current"
         self.rebase_every, self.project_every = rebase_every, project_every
         self.max_angle = None if max_angle is None else float(max_angle)
@@ -165,7 +176,7 @@ class MatrixExp(OneComponent):
             else "use base='current', which takes any value"
         )
         raise RepresentationError(
-            f"chart {self.name!r}: the matrix has angles from the base above "
+            f"{self.label}: the matrix has angles from the base above "
             f"max_angle={self.max_angle:.4g}, so that the weight would be {moved:.2g} away from "
             f"it: make the chart with a larger max_angle= or without it, or {remedy}"
         )
@@ -184,7 +195,7 @@ class MatrixExp(OneComponent):
                 if self.has_base
                 else "use base='current', which takes any value"
             )
-            raise RepresentationError(f"chart {self.name!r}: {error}: {remedy}") from error
+            raise RepresentationError(f"{self.label}: {error}: {remedy}") from error
         a = B.mH @ u
         return u + B @ a * (math.sqrt(0.5) - 1)
 

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from stiefel.errors import ConfigurationError
 
-__all__ = ["count_option"]
+__all__ = ["chart_label", "count_option"]
+
+
+def chart_label(name: str, said: str | None = None) -> str:
+    """What errors call a chart: by the word that the user wrote, with its name in brackets.
+
+    Args:
+        name: Name of the chart.
+        said: The user's word for it; None where it is the name.
+
+    Example:
+        >>> from stiefel.parametrizations.options import chart_label
+        >>> chart_label("cayley"), chart_label("cayley", "scornn")
+        ("chart 'cayley'", "chart 'scornn' (cayley)")
+    """
+    return f"chart {name!r}" if said in (None, name) else f"chart {said!r} ({name})"
 
 
 def count_option(chart: str, option: str, value: object, low: int, high: int | None = None) -> int:
@@ -35,7 +50,7 @@ def count_option(chart: str, option: str, value: object, low: int, high: int | N
     if type(value) is not int or value < low or (high is not None and value > high):
         span = f">= {low}" if high is None else f"from {low} to {high}"
         raise ConfigurationError(
-            f"chart {chart!r}: expected {option}= to be a whole number {span}, got {value!r}. "
+            f"{chart_label(chart)}: expected {option}= to be a whole number {span}, got {value!r}. "
             "Leave it out for the chart's own choice"
         )
     return value

@@ -44,7 +44,7 @@ class OWN(ProxyChart):
 
     Raises:
         ShapeError: If n < p.
-        ConfigurationError: If centred and p = n.
+        ConfigurationError: If centred and p = n, or `center` is neither True nor False.
 
     Example:
         >>> import torch
@@ -68,6 +68,10 @@ class OWN(ProxyChart):
         center: bool = False,
     ) -> None:
         super().__init__(n, p, batch=batch)
+        if center not in (True, False):
+            raise ConfigurationError(
+                f"{self.label}: expected center= to be True or False, got {center!r}"
+            )
         if center and self.p == n:
             raise ConfigurationError(
                 f"chart 'own' with center=True: expected p <= n - 1, got {n} x {self.p}. Centred "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from stiefel.errors import DtypeError, RepresentationError
+from stiefel.errors import ConfigurationError, DtypeError, RepresentationError
 from stiefel.geometry.wy_factors import unit_columns
 from stiefel.numerics import compute_dtype, real_dtype
 from stiefel.operators import Dense, FourierReflections, Operator
@@ -38,7 +39,7 @@ class URNN(Parametrization):
 
     Raises:
         ShapeError: If n < 1.
-        ConfigurationError: If p < n or there is a batch.
+        ConfigurationError: If p < n, there is a batch, or `seed` is no whole number.
 
     Example:
         >>> import torch
@@ -59,7 +60,12 @@ class URNN(Parametrization):
     ) -> None:
         super().__init__(n, p, batch=batch)
         self.inverts = False
-        generator = torch.Generator().manual_seed(seed)
+        if isinstance(seed, bool) or not isinstance(seed, Integral):
+            raise ConfigurationError(
+                f"{self.label}: expected seed= to be a whole number, got {seed!r}. It decides the "
+                "permutation; leave it out for that of seed 0"
+            )
+        generator = torch.Generator().manual_seed(int(seed))
         self.register_buffer("permutation", torch.randperm(n, generator=generator))
 
     def forward(self, *originals: Tensor) -> Tensor:
