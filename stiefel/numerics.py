@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stiefel.errors import DtypeError
 
@@ -18,6 +19,8 @@ __all__ = [
     "compute_dtype",
     "double_dtype",
     "full_precision",
+    "in_double",
+    "plain",
     "real_dtype",
     "tolerance",
 ]
@@ -47,6 +50,35 @@ def complex_dtype(dtype: torch.dtype) -> torch.dtype:
 def double_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of 64-bit parts: ``complex128`` for complex dtypes, else ``float64``."""
     return torch.complex128 if dtype.is_complex else torch.float64
+
+
+def plain(X: Tensor) -> Tensor:
+    """X as a `torch.Tensor` without its class (a parameter's, a manifold's) and without its graph.
+
+    The numbers are shared, not copied.
+    """
+    return X.detach().as_subclass(Tensor)
+
+
+def in_double(X: Tensor) -> Tensor:
+    """X in float64, or complex128 where it is complex, without its class and graph, to measure it.
+
+    A lazy conjugate is carried out, so that `torch.view_as_real` and NumPy take the result.
+
+    Args:
+        X: A tensor of any class, dtype and shape.
+
+    Returns:
+        A plain tensor on the same device. Numbers in double precision are shared, not copied.
+
+    Example:
+        >>> import torch, stiefel
+        >>> from stiefel.numerics import in_double
+        >>> X = in_double(stiefel.ManifoldParameter(torch.eye(3, 2)))
+        >>> type(X).__name__, X.dtype, X.requires_grad
+        ('Tensor', torch.float64, False)
+    """
+    return plain(X).to(double_dtype(X.dtype)).resolve_conj()
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -8,6 +8,7 @@ import torch
 
 import stiefel
 from stiefel.diagnostics import check_optimizer
+from stiefel.diagnostics.checks.optimizer_trial import Trial
 from stiefel.errors import ConfigurationError, UnknownNameError
 from stiefel.optim import RGD, RiemannianOptimizer
 from stiefel.optim.batches import Proposal
@@ -268,3 +269,10 @@ def test_errors_teach():
     ]:
         with pytest.raises(error, match=match):
             call()
+
+
+def test_a_complex_point_is_measured_with_its_imaginary_part():
+    generator = torch.Generator().manual_seed(0)
+    trial = Trial(RGD, {}, stiefel.Stiefel(), (5, 2), generator)
+    X = stiefel.geometry.haar(5, 2, dtype=torch.complex128, generator=generator)
+    assert trial.off(stiefel.ManifoldParameter(X, trial.manifold)) < 1e-12

@@ -14,7 +14,7 @@ from stiefel.diagnostics.feasibility import refuse_meta
 from stiefel.errors import ConfigurationError
 from stiefel.geometry import manifold_dimension, tangent_projection
 from stiefel.manifolds import is_stiefel
-from stiefel.numerics import double_dtype, full_precision
+from stiefel.numerics import full_precision, in_double
 from stiefel.parameter import Constraint
 from stiefel.parametrizations import Parametrization
 
@@ -146,10 +146,7 @@ class _Lifted:
     def __init__(self, chart: Parametrization, originals: Sequence[Tensor]) -> None:
         self.chart = copy.deepcopy(chart)._apply(_to_double)
         self.chart.weight_dtype = None
-        self.leaves = [
-            _to_double(leaf.detach().as_subclass(Tensor)).clone().requires_grad_()
-            for leaf in originals
-        ]
+        self.leaves = [in_double(leaf).clone().requires_grad_() for leaf in originals]
         with torch.enable_grad():
             self.graph = self.chart(*self.leaves)
         self.X = self.graph.detach().reshape(-1, chart.n, chart.p)
@@ -272,8 +269,8 @@ def _tangent_start(X: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def _to_double(A: Tensor) -> Tensor:
-    """The tensor in float64 or complex128; integers as they are."""
-    return A.to(double_dtype(A.dtype)) if A.is_floating_point() or A.is_complex() else A
+    """Numbers of a chart in float64 or complex128; integers as they are."""
+    return in_double(A) if A.is_floating_point() or A.is_complex() else A
 
 
 def _real(A: Tensor, batch: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stiefel.errors import ConfigurationError
 from stiefel.geometry.determinant import determinant_sign
 from stiefel.manifolds import is_stiefel, tolerance_on
-from stiefel.numerics import double_dtype, full_precision
+from stiefel.numerics import full_precision, in_double
 from stiefel.parameter import Constraint, constraints
 
 __all__ = ["Feasibility", "feasibility"]
@@ -110,7 +110,7 @@ def _measure(constraint: Constraint) -> Feasibility:
     manifold, shape = constraint.manifold, tuple(X.shape)
     n, p = shape[-2:] if len(shape) > 1 else (X.numel(), 1)
     bound = tolerance_on(manifold, X.dtype, n, p)
-    exact = X.to(double_dtype(X.dtype))
+    exact = in_double(X)
     if not is_stiefel(manifold):
         if X.numel() == 0:
             return Feasibility(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from stiefel.diagnostics.point_gradients import point_gradients
 from stiefel.errors import ConfigurationError, NonFiniteError, ShapeError
 from stiefel.geometry import euclidean_gradient
-from stiefel.numerics import double_dtype, full_precision
+from stiefel.numerics import full_precision, in_double
 
 __all__ = ["NormEstimate", "gradient_noise", "squared_norm_estimate"]
 
@@ -214,8 +214,7 @@ def _micro_batch_gradients(
                 if point.gradient is None:
                     reasons.setdefault(path, point.missing or "no gradient came")
                     continue
-                X, G = point.point, point.gradient
-                X, G = X.to(double_dtype(X.dtype)), G.to(double_dtype(G.dtype))
+                X, G = in_double(point.point), in_double(point.gradient)
                 with full_precision():
                     taken.append(euclidean_gradient(X, G))
     finally:
@@ -262,9 +261,9 @@ def _nothing(confidence: float, reason: str) -> NormEstimate:
 
 def _gram(gradients: Tensor) -> np.ndarray:
     """K_ij = Re <g_i, g_j> in float64, shape (m, m), from gradients ``(m, ...)``."""
-    rows = gradients.detach().flatten(1).to(double_dtype(gradients.dtype))
+    rows = in_double(gradients).flatten(1)
     if rows.is_complex():
-        rows = torch.view_as_real(rows.resolve_conj()).flatten(1)
+        rows = torch.view_as_real(rows).flatten(1)
     with full_precision():
         K = (rows @ rows.mT).cpu().numpy()
     if not np.isfinite(K).all():

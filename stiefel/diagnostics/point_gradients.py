@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefel.diagnostics.feasibility import refuse_meta
-from stiefel.numerics import compute_dtype
+from stiefel.numerics import compute_dtype, plain
 from stiefel.parameter import Constraint, ConstraintList, constraints
 from stiefel.parameter.storage import storage_of
 
@@ -211,4 +211,4 @@ def _lifted(X: Tensor) -> Tensor:
 
 
 def _copy(X: Tensor) -> Tensor:
-    return X.detach().as_subclass(Tensor).clone()
+    return plain(X).clone()

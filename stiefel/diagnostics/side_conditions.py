@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefel.diagnostics.report import Finding, Report
 from stiefel.errors import ConfigurationError, ShapeError
-from stiefel.numerics import compute_dtype, double_dtype, real_dtype
+from stiefel.numerics import compute_dtype, in_double, real_dtype
 
 __all__ = ["SideConditions"]
 
@@ -185,7 +185,7 @@ class SideConditions:
 def _residuals(v: Tensor, g: Tensor, w: Tensor, rho: float) -> Tensor:
     """Worst relative residuals (a), (b), (c) over all columns, float64, shape (3,)."""
     eps = torch.finfo(real_dtype(v.dtype)).eps
-    v, g, w = (A.detach().to(double_dtype(A.dtype)) for A in (v, g, w))
+    v, g, w = (in_double(A) for A in (v, g, w))
     # all three are relative, so that columns may be scaled: no square over- or underflows
     v, g, w = _divided(v, g, w)
     delta, step = w - v, -rho * g

@@ -18,7 +18,7 @@ from stiefel.geometry import (
     skew,
 )
 from stiefel.manifolds import Manifold, is_stiefel
-from stiefel.numerics import double_dtype, full_precision
+from stiefel.numerics import full_precision, in_double
 from stiefel.parameter import Constraint, constraints
 
 __all__ = ["Stationarity", "stationarity", "stationarity_at", "total_stationarity"]
@@ -105,7 +105,7 @@ def stationarity_at(X: Tensor, G: Tensor) -> Stationarity:
         raise ShapeError(
             f"expected a gradient of the point's shape {tuple(X.shape)}, got {tuple(G.shape)}"
         )
-    X, (G, unit) = _double(X), _in_units(_double(G))
+    X, (G, unit) = in_double(X), _in_units(in_double(G))
     D = canonical_gradient(X, G)
     euclidean, size = _norm(euclidean_gradient(X, G)), _norm(G)
     return Stationarity(
@@ -217,7 +217,7 @@ def _of(constraint: Constraint, found: PointGradient) -> Stationarity:
 @full_precision()
 def _norms_elsewhere(manifold: Manifold, X: Tensor, G: Tensor) -> tuple[float, float]:
     """Norms of the gradient in a manifold's own metric, and of G."""
-    X, (G, unit) = _double(X), _in_units(_double(G))
+    X, (G, unit) = in_double(X), _in_units(in_double(G))
     u = manifold.egrad2rgrad(X, G)
     square = manifold.inner(X, u, keepdim=True).sum()
     square = square.real if square.is_complex() else square
@@ -245,10 +245,6 @@ def is_of_reflections(constraint: Constraint) -> bool:
     return constraint.storage is not None and constraint.storage.chart.reflects
 
 
-def _double(X: Tensor) -> Tensor:
-    return X.detach().as_subclass(Tensor).to(double_dtype(X.dtype))
-
-
 def _in_units(G: Tensor) -> tuple[Tensor, float]:
     """G over its largest entry, and that: squares of very small or large ones are lost."""
     unit = float(G.abs().max()) if G.numel() else 0.0
@@ -264,7 +260,7 @@ def _norm(A: Tensor) -> float:
 
 def _squares(A: Tensor) -> Tensor:
     """|a|^2 of every entry, in float64."""
-    return _double(A).abs().square()
+    return in_double(A).abs().square()
 
 
 def _root_of_squares(values: Iterable[float]) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stiefel.manifolds.base import GeooptManifoldParameter, Manifold
 from stiefel.manifolds.stiefel import Stiefel
+from stiefel.numerics import plain
 
 __all__ = ["ManifoldParameter", "restore_manifold"]
 
@@ -45,10 +46,10 @@ class ManifoldParameter(GeooptManifoldParameter):
     ) -> ManifoldParameter:
         """Checks `data` and wraps it without a copy."""
         manifold = Stiefel() if manifold is None else manifold
-        plain = data.detach().as_subclass(Tensor)
-        if check and not plain.is_meta:
-            manifold.assert_check_point_on_manifold(plain)
-        instance = torch.Tensor._make_subclass(cls, plain, requires_grad)
+        point = plain(data)
+        if check and not point.is_meta:
+            manifold.assert_check_point_on_manifold(point)
+        instance = torch.Tensor._make_subclass(cls, point, requires_grad)
         instance.manifold = manifold
         return instance
 
@@ -61,7 +62,7 @@ class ManifoldParameter(GeooptManifoldParameter):
 
     def __reduce_ex__(self, proto: Any) -> Any:
         """Pickles as a plain tensor and a manifold."""
-        return _rebuild, (self.detach().as_subclass(Tensor), self.manifold, self.requires_grad)
+        return _rebuild, (plain(self), self.manifold, self.requires_grad)
 
 
 def _rebuild(data: Tensor, manifold: Manifold, requires_grad: bool) -> ManifoldParameter:

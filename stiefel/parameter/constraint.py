@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from stiefel.errors import ConfigurationError, LostManifoldError, ShapeError
 from stiefel.manifolds import GeooptManifoldParameter, Manifold, Stiefel, is_stiefel
+from stiefel.numerics import plain
 from stiefel.operators import Dense, Operator
 from stiefel.parameter.points import nearest
 from stiefel.parameter.riemannian import Riemannian
@@ -77,7 +78,7 @@ class Constraint:
         """The point ``(*batch, n, p)``, n >= p, detached."""
         with torch.no_grad():
             X = self.leaves[0] if self._storage is None else self._storage.point()
-            return X.detach().as_subclass(Tensor)
+            return plain(X)
 
     @property
     def projected_distance(self) -> float:
@@ -142,11 +143,11 @@ class Constraint:
         Returns:
             The module. Tied weights stay tied.
         """
-        value = getattr(self.module, self.name).detach().as_subclass(Tensor).clone()
+        value = plain(getattr(self.module, self.name)).clone()
         leaf = self.leaves[0]
-        plain = nn.Parameter(value, leaf.requires_grad) if isinstance(leaf, nn.Parameter) else value
+        free = nn.Parameter(value, leaf.requires_grad) if isinstance(leaf, nn.Parameter) else value
         for module, name in self.owners:
-            uninstall(module, name, plain)
+            uninstall(module, name, free)
         return self.module
 
     def operator(self) -> Operator:

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 
 from stiefel.errors import ConfigurationError, DtypeError, RebaseError
 from stiefel.manifolds import restore_manifold
-from stiefel.numerics import compute_dtype
+from stiefel.numerics import compute_dtype, plain
 from stiefel.operators import Dense, Operator
 from stiefel.parameter.checkpoints import complaint
 from stiefel.parameter.points import coordinates_of, nearest
@@ -106,7 +106,7 @@ class ConstraintList(parametrize.ParametrizationList):
         emitted = self.chart.weight_dtype
         self.chart.weight_dtype = compute_dtype(self.dtype)
         try:
-            return self.point().detach().as_subclass(Tensor)
+            return plain(self.point())
         finally:
             self.chart.weight_dtype = emitted
 

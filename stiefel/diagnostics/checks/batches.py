@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from stiefel.diagnostics.checks.report_builder import ReportBuilder, in_a_line
-from stiefel.diagnostics.checks.sample_points import ATOL, SamplePoint, plain
+from stiefel.diagnostics.checks.sample_points import ATOL, SamplePoint
+from stiefel.numerics import plain
 
 __all__ = ["note_batch", "two_points"]
 

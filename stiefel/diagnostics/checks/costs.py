@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, NonFiniteError, ShapeError
-from stiefel.numerics import double_dtype
+from stiefel.numerics import in_double, plain
 from stiefel.optim.solvers import Evaluation, Problem
 from stiefel.optim.solvers.components import Component
 from stiefel.optim.solvers.starts import components_of, unpack
@@ -57,32 +57,29 @@ def prepare(cost: Callable[..., Any], X: Any, manifold: Any, gradient: Any) -> C
         manifold, X = X.manifold if manifold is None else manifold, X.point
     starts, _ = unpack(X)
     components = components_of(starts, manifold)
-    plain = [start.detach().as_subclass(Tensor) for start in starts]
-    for number, (component, x) in enumerate(zip(components, plain, strict=True)):
+    given = [plain(start) for start in starts]
+    for number, (component, x) in enumerate(zip(components, given, strict=True)):
         if x.numel() == 0:
             raise ShapeError(
-                f"{label(number, len(plain), 'X')}: expected a point with entries, got shape "
+                f"{label(number, len(given), 'X')}: expected a point with entries, got shape "
                 f"{tuple(x.shape)}, at which nothing can be checked"
             )
-        component.check(x, label(number, len(plain), "X"))
-    double = [
-        _on(c, x.to(double_dtype(x.dtype), copy=True))
-        for c, x in zip(components, plain, strict=True)
-    ]
+        component.check(x, label(number, len(given), "X"))
+    double = [_on(c, in_double(x).clone()) for c, x in zip(components, given, strict=True)]
     problem, notes = Problem(cost, components, gradient), ()
     try:
         at = _evaluated(problem, tuple(double))
     except RuntimeError as error:
-        if all(a.dtype == b.dtype for a, b in zip(double, plain, strict=True)):
+        if all(a.dtype == b.dtype for a, b in zip(double, given, strict=True)):
             raise
         reason = str(error).strip().splitlines()[0]
         notes = (
-            f"double precision: the cost takes {plain[0].dtype} only ({reason}). Errors of a "
+            f"double precision: the cost takes {given[0].dtype} only ({reason}). Errors of a "
             "thousandth are seen, smaller ones are not; convert the tensors that it uses to "
             "float64",
         )
         problem = Problem(cost, components, gradient)
-        at = _evaluated(problem, tuple(plain))
+        at = _evaluated(problem, tuple(given))
     return Cost(problem, at, problem.eps, notes)
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from stiefel.diagnostics.checks.report_builder import ReportBuilder
 from stiefel.diagnostics.checks.retraction import note_derivative
-from stiefel.diagnostics.checks.sample_points import ATOL, SamplePoint, plain
+from stiefel.diagnostics.checks.sample_points import ATOL, SamplePoint
+from stiefel.numerics import plain
 
 __all__ = ["note_geodesics"]
 

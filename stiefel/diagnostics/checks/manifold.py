@@ -15,13 +15,12 @@ from stiefel.diagnostics.checks.sample_points import (
     ATOL,
     SamplePoint,
     name_of,
-    plain,
     require_manifold,
     sample_points,
 )
 from stiefel.diagnostics.report import Report
 from stiefel.manifolds import Manifold
-from stiefel.numerics import full_precision
+from stiefel.numerics import full_precision, plain
 
 __all__ = ["check_manifold"]
 

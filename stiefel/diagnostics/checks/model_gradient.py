@@ -14,6 +14,7 @@ from stiefel.diagnostics.checks.directions import length, moved, random_directio
 from stiefel.diagnostics.checks.expansions import Ray, slope_findings
 from stiefel.diagnostics.report import Curve, Finding, Report
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
+from stiefel.numerics import plain
 from stiefel.optim.solvers import Problem
 from stiefel.optim.solvers.components import component_of
 from stiefel.parameter import Constraint, constraints
@@ -101,7 +102,7 @@ def _checked(
             )
             continue
         storage = None if constraint.is_riemannian else constraint.storage
-        points = [leaf.detach().as_subclass(Tensor) for leaf in constraint.leaves]
+        points = [plain(leaf) for leaf in constraint.leaves]
         reach = [1.0] * len(points) if storage is None else reaches(storage.chart, points)
         rays = [_ray(constraint, kept, reach, cost, generator) for _ in range(directions)]
         scale = length([r * g for r, g in zip(reach, kept, strict=True) if g is not None])
@@ -137,7 +138,7 @@ def _ray(
     leaves = constraint.leaves
     manifold = constraint.manifold if constraint.is_riemannian else None
     problem = Problem(lambda *_: 0.0, [component_of(manifold) for _ in leaves])
-    start = tuple(leaf.detach().as_subclass(Tensor).clone() for leaf in leaves)
+    start = tuple(plain(leaf).clone() for leaf in leaves)
     u = random_direction(problem, start, generator)
     u = tuple(r * part for r, part in zip(reach, u, strict=True))
     slope = sum(

@@ -12,12 +12,11 @@ from stiefel.diagnostics.checks.directions import seeded, tangency
 from stiefel.diagnostics.checks.optimizer_trial import Trial, states_of
 from stiefel.diagnostics.checks.ordinary_parameters import TORCH_OPTIMIZERS, note_ordinary
 from stiefel.diagnostics.checks.report_builder import ReportBuilder
-from stiefel.diagnostics.checks.sample_points import plain
 from stiefel.diagnostics.checks.slopes import STEPS, order_finding
 from stiefel.diagnostics.report import Curve, Report
 from stiefel.errors import ConfigurationError, unknown
 from stiefel.manifolds import Manifold, Stiefel, is_stiefel
-from stiefel.numerics import full_precision
+from stiefel.numerics import full_precision, plain
 from stiefel.optim import POGO, Landing, RGDAdam
 from stiefel.optim.solvers.components import component_of
 

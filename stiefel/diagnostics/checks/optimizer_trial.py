@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.diagnostics.checks.sample_points import plain, random_point
+from stiefel.diagnostics.checks.sample_points import random_point
 from stiefel.geometry import orthonormality_residual
 from stiefel.manifolds import (
     GeooptManifoldParameter,
@@ -18,6 +18,7 @@ from stiefel.manifolds import (
     is_stiefel,
     tolerance_on,
 )
+from stiefel.numerics import in_double, plain
 
 __all__ = ["Trial", "states_of"]
 
@@ -95,7 +96,7 @@ class Trial:
     def off(self, leaf: Tensor) -> float:
         """How far a leaf is from its manifold; infinite if it has lost it, or is not finite."""
         kept = isinstance(leaf, GeooptManifoldParameter) and leaf.manifold == self.manifold
-        x = plain(leaf).double()
+        x = in_double(leaf)
         if not kept or not bool(x.isfinite().all()):
             return math.inf
         if is_stiefel(self.manifold):

@@ -25,7 +25,7 @@ from stiefel.diagnostics.checks.report_builder import ReportBuilder
 from stiefel.diagnostics.report import Report
 from stiefel.errors import ConfigurationError, DtypeError, RepresentationError
 from stiefel.geometry import orthonormality_residual
-from stiefel.numerics import double_dtype, full_precision, tolerance
+from stiefel.numerics import double_dtype, full_precision, in_double, tolerance
 from stiefel.parameter.storage import storage_of
 from stiefel.parametrizations import Parametrization
 
@@ -150,9 +150,7 @@ def _check_all(
     where = str(dtype).removeprefix("torch.")
     coordinates = {}
     if kept is not None:
-        coordinates["the present coordinates"] = tuple(
-            v.detach().to("cpu", double_dtype(v.dtype)) for v in kept
-        )
+        coordinates["the present coordinates"] = tuple(in_double(v.cpu()) for v in kept)
     else:
         start = builder.call("starting_originals", chart.starting_originals, dtype, None, generator)
         if start is not None:

@@ -14,7 +14,7 @@ from stiefel.diagnostics.checks.directions import seeded
 from stiefel.diagnostics.checks.report_builder import ReportBuilder, in_a_line
 from stiefel.errors import ConfigurationError, DtypeError, OffManifoldError, ShapeError
 from stiefel.manifolds import Manifold, Stiefel
-from stiefel.numerics import double_dtype, real_dtype
+from stiefel.numerics import in_double, plain, real_dtype
 
 __all__ = ["ATOL", "SamplePoint", "default_manifold", "name_of", "require_manifold"]
 
@@ -180,11 +180,6 @@ class SamplePoint:
         return value[(..., *[None] * self.item)]
 
 
-def plain(x: Any) -> Tensor:
-    """The tensor without its class and graph."""
-    return x.detach().as_subclass(Tensor)
-
-
 def require_manifold(manifold: object) -> Manifold:
     """Checks that something is a manifold.
 
@@ -340,7 +335,7 @@ def random_point(
         torch.default_generator.manual_seed(seed)
         x = _drawn(manifold, tuple(shape), dtype)
     if real_dtype(x.dtype) != torch.float64:
-        return plain(manifold.projx(x.to(double_dtype(x.dtype))))
+        return plain(manifold.projx(in_double(x)))
     return x
 
 
@@ -370,7 +365,7 @@ def _given(manifold: Manifold, X: Tensor) -> Tensor:
             f"expected a point of {name_of(manifold)} with {manifold.ndim} dimensions or more, got "
             f"shape {tuple(X.shape)}"
         )
-    x = plain(X).to(double_dtype(X.dtype))
+    x = in_double(X)
     if X.dtype == x.dtype:
         ok, reason = manifold.check_point_on_manifold(x, explain=True)
     else:  # a rounded point: move it onto the manifold in double precision

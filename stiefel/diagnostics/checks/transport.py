@@ -16,7 +16,6 @@ from stiefel.diagnostics.checks.sample_points import (
     SamplePoint,
     default_manifold,
     name_of,
-    plain,
     require_manifold,
     sample_points,
 )
@@ -24,7 +23,7 @@ from stiefel.diagnostics.checks.slopes import STEPS, order_finding
 from stiefel.diagnostics.report import Curve, Report
 from stiefel.errors import ConfigurationError
 from stiefel.manifolds import Manifold
-from stiefel.numerics import full_precision
+from stiefel.numerics import full_precision, plain
 
 __all__ = ["check_transport"]
 
