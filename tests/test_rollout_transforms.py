@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from stiefel import errors
+from stiefel.geometry import realify
 from stiefel.models import NONLINEARITIES, rollout
+from stiefel.models.activations import MODULUS
 from stiefel.models.rollout import _backward_op, _forward_op
 from stiefel.operators import Dense
 from tests.recurrences import FORMS, Case, make
@@ -149,9 +151,9 @@ def test_operators_are_registered_correctly(lengths: bool) -> None:
     plain = [case.x.detach(), case.kernel.detach(), case.bias.detach(), U, Y, None, None]
     problem = (*plain, case.h0.detach(), case.lengths, "abs", False)
     torch.library.opcheck(_forward_op, problem)
-    states, last, negative = _forward_op(*problem)
+    states, last, kept = _forward_op(*problem)
     needs = [True, True, True, True, True, False, True]
-    torch.library.opcheck(_backward_op, (states, last, states, negative, needs, *problem))
+    torch.library.opcheck(_backward_op, (states, last, states, kept, needs, *problem))
 
 
 @pytest.mark.parametrize("form", ["dense", "compact"])
@@ -183,3 +185,32 @@ def test_saved_memory_is_the_hidden_sequence(nonlinearity: str, form: str) -> No
     assert states.untyped_storage().data_ptr() in saved
     sign = T * B * H if nonlinearity == "abs" else 0
     assert sum(saved.values()) == 8 * T * B * H + sign
+
+
+def test_what_complex_states_keep_aside() -> None:
+    """The hidden sequence and its moduli, through every transform of torch."""
+    T, B, H = 5, 3, 4
+    x = torch.randn(T, B, 2, dtype=torch.complex128)
+    V = torch.randn(H, 2, dtype=torch.complex128)
+    Q = torch.linalg.qr(torch.randn(H, H, dtype=torch.complex128)).Q
+    beta = torch.linspace(-0.5, 0.5, H, dtype=torch.float64)
+
+    def run(V: Tensor, beta: Tensor) -> Tensor:
+        return rollout(x, V, Q, beta=beta)[0]
+
+    leaves = (V.requires_grad_(), beta.requires_grad_())
+    assert torch.autograd.gradcheck(run, leaves)
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        run(*leaves)
+    assert T * B * H in [tensor.numel() for tensor in saved if tensor.dtype == torch.float64]
+    assert all(tensor.numel() <= 2 * T * B * H for tensor in saved)
+    batched = torch.vmap(lambda x: rollout(x, V, Q, beta=beta)[0], in_dims=1)(x.unsqueeze(2))
+    assert torch.allclose(batched.squeeze(2).transpose(0, 1), run(*leaves))
+    twin = [t.detach() for t in (x.real.contiguous(), torch.cat([V.real, V.imag]), realify(Q))]
+    problem = (*twin[:2], None, twin[2], None, None, beta.detach(), None, None, MODULUS, False)
+    torch.library.opcheck(_forward_op, problem)
+    states, last, kept = _forward_op(*problem)
+    assert kept.shape == (T, B, H)
+    needs = [True, True, False, True, False, True, True]
+    torch.library.opcheck(_backward_op, (states, last, states, kept, needs, *problem))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stiefel.models.activations import KERNELS
+from stiefel.models.activations import KERNELS, empty_kept
 
 __all__ = ["Problem", "chunk_steps", "walk_backward", "walk_forward"]
 
@@ -161,18 +161,16 @@ def walk_forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         The states `(T, B, H)`, zero past the end of a sequence; the state at each sequence's own
-        last step `(B, H)`; where the pre-activation was negative, `(T, B, H)` bool for `abs` and
-        empty for the others.
+        last step `(B, H)`; what the nonlinearity keeps aside (`empty_kept`).
     """
     length, batch, hidden = problem.sizes
     states = problem.x.new_empty(length, batch, hidden)
-    signed = problem.nonlinearity == "abs"
-    negative = problem.x.new_empty((length, batch, hidden) if signed else (0,), dtype=torch.bool)
+    kept = empty_kept(problem.nonlinearity, states)
     if states.numel() == 0:
-        return states, states.new_empty(batch, hidden), negative
+        return states, states.new_empty(batch, hidden), kept
     steps = chunk_steps(length, batch, hidden)
     recurrence = _recurrence(problem, steps)
-    kernel = KERNELS[problem.nonlinearity](states[0], steps, problem.beta, negative)
+    kernel = KERNELS[problem.nonlinearity](states[0], steps, problem.beta, kept)
     padding, transposed = problem.padding(), problem.kernel.t()
     h, each, previous = states.unbind(0), states.flatten(0, 1), problem.h0
     for first, last in problem.chunks(steps):
@@ -190,7 +188,7 @@ def walk_forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
             previous = z
         if padding is not None:
             states[first:last].masked_fill_(padding[first:last], 0)
-    return states, _last_state(problem, states), negative
+    return states, _last_state(problem, states), kept
 
 
 def _last_state(problem: Problem, states: Tensor) -> Tensor:
@@ -248,7 +246,7 @@ class _Upstream:
 def walk_backward(
     problem: Problem,
     states: Tensor,
-    negative: Tensor,
+    kept: Tensor,
     grad_states: Tensor | None,
     grad_last: Tensor | None,
     needs: list[bool],
@@ -258,7 +256,7 @@ def walk_backward(
     Args:
         problem: The recurrence.
         states: What `walk_forward` returned first.
-        negative: What `walk_forward` returned last.
+        kept: What `walk_forward` returned last.
         grad_states: Gradient of the states `(T, B, H)`, or None for zero.
         grad_last: Gradient of the last state `(B, H)`, or None for zero.
         needs: Whether x, V, b, `left`, `right`, beta and h0 need a gradient.
@@ -272,7 +270,7 @@ def walk_backward(
         return _turned(grads, needs)
     steps = chunk_steps(length, batch, hidden)
     recurrence = _recurrence(problem, steps)
-    kernel = KERNELS[problem.nonlinearity](states[0], steps, problem.beta, negative)
+    kernel = KERNELS[problem.nonlinearity](states[0], steps, problem.beta, kept)
     sums = _Sums(problem, recurrence, states, grads, needs)
     upstream = _Upstream(problem, sums.padding, grad_states, grad_last)
     deltas = states.new_empty(steps, batch, hidden)

@@ -1,8 +1,8 @@
 """Nonlinearities of the recurrence: plain functions, and the in-place kernels of the rollout.
 
 Every kernel writes the derivative in terms of the output ``h = sigma(z)``, so that a rollout
-saves the hidden sequence and nothing else. Only `abs` loses the sign of ``z`` and keeps it aside,
-one byte an entry.
+saves the hidden sequence and nothing else. Two lose too much of ``z`` and keep it aside: `abs` its
+sign, one byte an entry, and modReLU on complex states the moduli, half a hidden sequence more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
 def modrelu(z: Tensor, beta: Tensor) -> Tensor:
     """modReLU: ``sign(z) relu(|z| + beta)``, with sign(0) = 0; sign(z) = z / |z| for complex z.
 
-    With ``beta = 0`` it is the identity. At ``z = 0`` value and gradients are exactly zero.
+    With ``beta = 0`` it is the identity. At ``z = 0`` value and gradients are exactly zero, and for
+    complex z where |z| is below the least normal number of its dtype.
 
     Args:
         z: Pre-activations `(..., features)`.
@@ -34,6 +35,8 @@ def modrelu(z: Tensor, beta: Tensor) -> Tensor:
     Returns:
         A tensor of the shape of `z`.
     """
+    if z.is_complex():  # sgn is no number there
+        z = z.masked_fill(z.detach().abs() < torch.finfo(z.dtype).tiny, 0)
     return torch.sgn(z) * torch.relu(z.abs() + beta)
 
 
@@ -111,13 +114,13 @@ class Kernel:
         like: A tensor `(B, H)` whose dtype and device the buffers take.
         steps: Steps of the largest chunk.
         beta: Bias of modReLU `(H,)`, or None.
-        negative: `(T, B, H)` bool where `abs` keeps the sign, or empty.
+        kept: What a kernel keeps aside of each step, of the size that `kept` says.
     """
 
     def __init__(
-        self, like: Tensor, steps: int, beta: Tensor | None = None, negative: Tensor | None = None
+        self, like: Tensor, steps: int, beta: Tensor | None = None, kept: Tensor | None = None
     ) -> None:
-        self.like, self.steps, self.beta, self.negative = like, steps, beta, negative
+        self.like, self.steps, self.beta, self.kept = like, steps, beta, kept
         self._buffers: dict[str, Tensor] = {}
 
     def buffer(self, name: str, steps: int) -> Tensor:
@@ -174,15 +177,15 @@ class _Abs(Kernel):
     """h = |z|, dz = sign(z) dh, with sign(0) = 0; the only one that keeps a sign."""
 
     def forward_(self, z: Tensor, t: int) -> None:
-        if self.negative is not None:
-            torch.lt(z, 0, out=self.negative[t])
+        if self.kept is not None:
+            torch.lt(z, 0, out=self.kept[t])
         z.abs_()
 
     def begin(self, h: Tensor, first: int) -> None:
-        assert self.negative is not None
+        assert self.kept is not None
         # sign(z) = sign(h) (1 - 2 [z < 0])
         sign = torch.sign(h, out=self.buffer("sign", len(h)))
-        negative = self.buffer("negative", len(h)).copy_(self.negative[first : first + len(h)])
+        negative = self.buffer("negative", len(h)).copy_(self.kept[first : first + len(h)])
         self.sign = sign.addcmul_(sign, negative, value=-2).unbind(0)
 
     def backward_(self, delta: Tensor, j: int) -> None:
@@ -196,9 +199,9 @@ class _ModReLU(Kernel):
     """
 
     def __init__(
-        self, like: Tensor, steps: int, beta: Tensor | None = None, negative: Tensor | None = None
+        self, like: Tensor, steps: int, beta: Tensor | None = None, kept: Tensor | None = None
     ) -> None:
-        super().__init__(like, steps, beta, negative)
+        super().__init__(like, steps, beta, kept)
         assert beta is not None
         self.low, self.high = beta.clamp(max=0), (-beta).clamp(min=0)
         self.jump = beta.clamp(min=0)
@@ -224,48 +227,52 @@ class _ModReLU(Kernel):
 class _Modulus(Kernel):
     """modReLU on the modulus of complex units, of which z `(B, 2 H)` holds [Re z, Im z].
 
-    With r = |z| and e = z / r: h = (r + beta) e for r + beta > 0, else 0. dh goes back as
-    dz = <e, dh> e + (|h| / r) (dh - <e, dh> e), where |h| / r is (r + beta) / r, and to beta as
-    <e, dh>, the radial part, which is also that of dz. In terms of h: e = h / |h| and
-    r = |h| - beta, to the rounding of |h|.
+    With r = |z| and e = z / r: h = (r + beta) e for r + beta > 0, else 0. dh goes back to z as
+    dz = <e, dh> e + (|h| / r) <i e, dh> i e, with |h| / r = 1 + beta / r, and to beta as <e, dh>.
+    Of h, e = h / |h| is left to rounding, but not r, which beta drowns where it is far larger: r
+    is kept aside. Below the least normal number a modulus counts as zero.
     """
 
     def __init__(
-        self, like: Tensor, steps: int, beta: Tensor | None = None, negative: Tensor | None = None
+        self, like: Tensor, steps: int, beta: Tensor | None = None, kept: Tensor | None = None
     ) -> None:
-        super().__init__(like, steps, beta, negative)
+        super().__init__(like, steps, beta, kept)
         assert beta is not None
-        self.bias = beta
+        self.bias, self.limits = beta, torch.finfo(like.dtype)
         self.scale = like.new_empty(like.shape[0], len(beta))
-        self.modulus = torch.empty_like(self.scale)
+        self.radials: Tensor
 
     def forward_(self, z: Tensor, t: int) -> None:
-        parts = z.unflatten(1, (2, -1))
-        torch.hypot(parts[:, 0], parts[:, 1], out=self.modulus).clamp_(min=_LEAST_MODULUS)
-        torch.add(self.modulus, self.bias, out=self.scale).clamp_(min=0).div_(self.modulus)
-        parts.mul_(self.scale.unsqueeze(1))
+        assert self.kept is not None
+        parts, least = z.unflatten(1, (2, -1)), self.limits.tiny
+        r = torch.hypot(parts[:, 0], parts[:, 1], out=self.kept[t])
+        torch.add(r, self.bias, out=self.scale).clamp_(min=0).masked_fill_(r < least, 0)
+        parts.div_(r.clamp(min=least).unsqueeze(1)).mul_(self.scale.unsqueeze(1))
 
     def begin(self, h: Tensor, first: int) -> None:
-        parts = h.unflatten(-1, (2, -1))
+        assert self.kept is not None
+        parts, least = h.unflatten(-1, (2, -1)), self.limits.tiny
         modulus = torch.hypot(parts[..., 0, :], parts[..., 1, :])
-        active = modulus > 0
-        self.unit = parts / modulus.clamp(min=_LEAST_MODULUS).unsqueeze(-2)
-        least = modulus * torch.finfo(h.dtype).eps
-        rate = modulus / torch.maximum(modulus - self.bias, least).clamp(min=_LEAST_MODULUS)
-        self.rate = torch.where(active, rate, 0.0)
-        self.units, self.rates = self.unit.unbind(0), self.rate.unsqueeze(-2).unbind(0)
+        rate = modulus / self.kept[first : first + len(h)].clamp(min=least)
+        rate.clamp_(max=self.limits.max)  # infinity times zero is no number
+        modulus.masked_fill_(modulus < least, torch.inf)
+        self.e = parts / modulus.unsqueeze(-2)
+        # (|h| / r) i e, with i e = (-Im e, Re e)
+        turned = torch.stack([-self.e[..., 1, :], self.e[..., 0, :]], -2) * rate.unsqueeze(-2)
+        self.units, self.turned = self.e.unbind(0), turned.unbind(0)
+        self.radials = torch.empty_like(rate)
 
     def backward_(self, delta: Tensor, j: int) -> None:
-        parts, unit, rate = delta.unflatten(1, (2, -1)), self.units[j], self.rates[j]
-        radial = (parts * unit).sum(1, keepdim=True)
-        parts.mul_(rate).addcmul_(unit, radial * (1 - rate))
+        parts, e, turned = delta.unflatten(1, (2, -1)), self.units[j], self.turned[j]
+        (x, y), (a, b) = parts.unbind(1), e.unbind(1)
+        radial = torch.mul(x, a, out=self.radials[j]).addcmul_(y, b)
+        tangential = torch.mul(y, a).addcmul_(x, b, value=-1)
+        torch.mul(e, radial.unsqueeze(1), out=parts).addcmul_(turned, tangential.unsqueeze(1))
 
     def add_bias_gradient_(self, gradient: Tensor, delta: Tensor, ones: Tensor) -> None:
-        gradient.add_((self.unit * delta.unflatten(-1, (2, -1))).sum((0, 1, 2)))
+        radials = self.radials.flatten(0, 1)
+        gradient.addmv_(radials.t(), ones[: len(radials)])
 
-
-#: Moduli are divided by; below this one a complex number counts as zero.
-_LEAST_MODULUS = 1e-30
 
 #: Name of the kernel of modReLU on complex states.
 MODULUS = "modulus"
@@ -280,6 +287,15 @@ KERNELS: dict[str, type[Kernel]] = {
     "identity": Kernel,
     MODULUS: _Modulus,
 }
+
+
+def empty_kept(nonlinearity: str, states: Tensor) -> Tensor:
+    """An empty tensor for what the kernel keeps aside of states `(T, B, H)`; most keep nothing."""
+    if nonlinearity == "abs":
+        return torch.empty_like(states, dtype=torch.bool)
+    size = (*states.shape[:2], states.shape[2] // 2) if nonlinearity == MODULUS else (0,)
+    return states.new_empty(size, dtype=states.dtype if nonlinearity == MODULUS else torch.bool)
+
 
 #: Names of the nonlinearities that a recurrence can take.
 NONLINEARITIES: tuple[str, ...] = tuple(name for name in KERNELS if name != MODULUS)

@@ -22,7 +22,7 @@ from stiefel.errors import (
 from stiefel.geometry.kernel import first_derivative, kernel_op
 from stiefel.models._twin import Factors, from_twin, real_twin
 from stiefel.models._walk import Problem, walk_backward, walk_forward
-from stiefel.models.activations import MODULUS, NONLINEARITIES, check_complex
+from stiefel.models.activations import MODULUS, NONLINEARITIES, check_complex, empty_kept
 from stiefel.models.masks import checked_lengths
 from stiefel.numerics import compute_dtype, real_dtype
 from stiefel.operators import CompactWY, Operator
@@ -40,18 +40,18 @@ _DIFFERENTIABLE = (0, 1, 2, 3, 4, 6, 7)
 
 def _forward_fake(x: Tensor, kernel: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     shape = (x.shape[0], x.shape[1], kernel.shape[0])
-    negative = x.new_empty(shape if rest[-2] == "abs" else (0,), dtype=torch.bool)
-    return x.new_empty(shape), x.new_empty(shape[1:]), negative
+    states = x.new_empty(shape)
+    return states, x.new_empty(shape[1:]), empty_kept(rest[-2], states)
 
 
 @kernel_op("rollout_forward", f"({_PROBLEM}) -> (Tensor, Tensor, Tensor)", fake=_forward_fake)
 def _forward_op(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The states, the last state, and for `abs` where pre-activations were negative."""
+    """The states, the last state, and what the nonlinearity keeps aside (`empty_kept`)."""
     return walk_forward(Problem(x.contiguous(), *rest))
 
 
 def _backward_fake(
-    grad_states: Any, grad_last: Any, states: Any, negative: Any, needs: list[bool], *problem: Any
+    grad_states: Any, grad_last: Any, states: Any, kept: Any, needs: list[bool], *problem: Any
 ) -> list[Tensor]:
     def like(at: int, need: bool) -> Tensor:
         tensor = problem[at]
@@ -64,7 +64,7 @@ def _backward_fake(
 
 @kernel_op(
     "rollout_backward",
-    "(Tensor? grad_states, Tensor? grad_last, Tensor states, Tensor negative, bool[] needs, "
+    "(Tensor? grad_states, Tensor? grad_last, Tensor states, Tensor kept, bool[] needs, "
     f"{_PROBLEM}) -> Tensor[]",
     fake=_backward_fake,
 )
@@ -72,7 +72,7 @@ def _backward_op(
     grad_states: Tensor | None,
     grad_last: Tensor | None,
     states: Tensor,
-    negative: Tensor,
+    kept: Tensor,
     needs: list[bool],
     x: Tensor,
     *rest: Any,
@@ -80,7 +80,7 @@ def _backward_op(
     """Gradients of x, V, b, Q or (U, Y), beta and h0; empty where not needed."""
     problem = Problem(x.contiguous(), *rest)
     return walk_backward(
-        problem, states.contiguous(), negative.contiguous(), grad_states, grad_last, needs
+        problem, states.contiguous(), kept.contiguous(), grad_states, grad_last, needs
     )
 
 
@@ -102,7 +102,7 @@ def _loop_vmap(
 
 
 class _Rollout(torch.autograd.Function):
-    """states, last, negative = rollout(x, V, b, Q or (U, Y, sign), beta, h0, lengths).
+    """states, last, kept = rollout(x, V, b, Q or (U, Y, sign), beta, h0, lengths).
 
     Two differentiable results, a mask of the needed gradients, and a map over the batch that is
     not the leading dimension: more than `stiefel.geometry.kernel.differentiable` joins.
@@ -130,20 +130,20 @@ class _Rollout(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.nonlinearity, ctx.reverse = inputs
-        states, _, negative = output
-        ctx.mark_non_differentiable(negative)
+        states, _, kept = output
+        ctx.mark_non_differentiable(kept)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(states, negative, *tensors)
+        ctx.save_for_backward(states, kept, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         found: list[Tensor | None] = [None] * 11
         if grads[0] is None and grads[1] is None:
             return tuple(found)
-        states, negative, *tensors = ctx.saved_tensors
+        states, kept, *tensors = ctx.saved_tensors
         needs = [ctx.needs_input_grad[at] for at in _DIFFERENTIABLE]
         needs[3] = needs[4] = needs[3] or needs[4]  # U and Y come together
-        args = (*grads[:2], states, negative, needs, *tensors, ctx.nonlinearity, ctx.reverse)
+        args = (*grads[:2], states, kept, needs, *tensors, ctx.nonlinearity, ctx.reverse)
         # compiled graphs refuse a double backward themselves
         compiling = torch.compiler.is_compiling()
         results = _backward_op(*args) if compiling else _RolloutBackward.apply(*args)
@@ -173,11 +173,11 @@ def _batched(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) 
     rest[6] = join(rest[6], in_dims[7], 0)
     if rest[7] is not None:
         rest[7] = rest[7].repeat(size)
-    states, last, negative = _Rollout.apply(join(x, in_dims[0], 1), *rest)
+    states, last, kept = _Rollout.apply(join(x, in_dims[0], 1), *rest)
     states, last = states.unflatten(1, (size, -1)), last.unflatten(0, (size, -1))
-    if negative.dim() == 1:
-        return (states, last, negative), (1, 0, None)
-    return (states, last, negative.unflatten(1, (size, -1))), (1, 0, 1)
+    if kept.dim() == 1:
+        return (states, last, kept), (1, 0, None)
+    return (states, last, kept.unflatten(1, (size, -1))), (1, 0, 1)
 
 
 #: The gradients of `_Rollout`, of which no further derivative is written.
@@ -284,8 +284,9 @@ def rollout(
     identity; it is computed as the real twin of twice the size (`stiefel.geometry.realify`).
 
     One differentiable function, walked in chunks of 8 to 32 steps that stay in cache. Kept for
-    the backward pass: the hidden sequence, and for ``abs`` a sign of one byte an entry; nothing
-    else, and nothing that grows faster than T. Everything is computed in full precision: autocast
+    the backward pass: the hidden sequence, for ``abs`` a sign of one byte an entry, and for
+    modReLU of complex states their moduli before it; nothing else, and nothing that grows faster
+    than T. Everything is computed in full precision: autocast
     and reduced matmul precision do not reach the recurrence, whose norms would drift. 16-bit
     tensors are lifted to float32 and the results cast back.
 
