@@ -20,6 +20,7 @@ __all__ = [
     "double_dtype",
     "full_precision",
     "in_double",
+    "in_transform",
     "plain",
     "real_dtype",
     "tolerance",
@@ -79,6 +80,16 @@ def in_double(X: Tensor) -> Tensor:
         ('Tensor', torch.float64, False)
     """
     return plain(X).to(double_dtype(X.dtype)).resolve_conj()
+
+
+def in_transform(X: Tensor) -> bool:
+    """Whether X stands for numbers inside a transform of `torch.func` (vmap, grad, jvp, ...).
+
+    The host must not read such a number (vmap refuses it, or it is one of many), and gradients of
+    it pass no hook. torch unwraps them for debuggers only, and gives any other tensor back itself;
+    nothing is done with what is unwrapped here.
+    """
+    return torch.func.debug_unwrap(X, recurse=False) is not X
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

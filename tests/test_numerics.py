@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import stiefel
-from stiefel.numerics import double_dtype, in_double, plain
+from stiefel.geometry.linear import readable
+from stiefel.numerics import double_dtype, in_double, in_transform, plain
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 
@@ -33,3 +34,38 @@ def test_plain_shares_the_numbers():
     X = stiefel.ManifoldParameter(torch.eye(4, 2))
     assert type(plain(X)) is torch.Tensor
     assert plain(X).data_ptr() == X.data_ptr()
+
+
+def asked(answers):
+    """A sum that notes whether its argument is in a transform, and readable."""
+
+    def f(X):
+        answers.append((in_transform(X), readable(X)))
+        return X.square().sum()
+
+    return f
+
+
+def transformed(f, name, X):
+    if name == "vmap":
+        return torch.func.vmap(f)(X)
+    if name == "jvp":
+        return torch.func.jvp(f, (X,), (X,))
+    if name == "nested":
+        return torch.func.vmap(torch.func.grad(f))(X)
+    return getattr(torch.func, name)(f)(X)
+
+
+@pytest.mark.parametrize("name", ["vmap", "grad", "jvp", "jacrev", "jacfwd", "hessian", "nested"])
+def test_a_transform_is_noticed(name):
+    answers = []
+    transformed(asked(answers), name, torch.randn(3, 2))
+    assert answers
+    assert set(answers) == {(True, False)}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_outside_of_transforms_nothing_is_noticed(grad):
+    X = torch.randn(3, 2, requires_grad=grad)
+    assert (in_transform(X), readable(X * 1)) == (False, True)
+    assert not in_transform(stiefel.ManifoldParameter(torch.eye(3, 2)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefel.diagnostics.feasibility import refuse_meta
-from stiefel.numerics import compute_dtype, plain
+from stiefel.numerics import compute_dtype, in_transform, plain
 from stiefel.parameter import Constraint, ConstraintList, constraints
 from stiefel.parameter.storage import storage_of
 
@@ -163,7 +163,7 @@ class _Record:
         """Why no gradient can come from this read of the weight; None where it can."""
         if not torch.is_grad_enabled():
             return "it was formed inside the block only without gradients (torch.no_grad)"
-        if torch._C._functorch.is_functorch_wrapped_tensor(X):  # pyright: ignore
+        if in_transform(X):
             return (
                 "it was read inside a transform of torch.func, whose gradients no hook sees: call "
                 "backward() on the loss instead"

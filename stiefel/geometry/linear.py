@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from stiefel.numerics import in_transform
+
 __all__ = [
     "add_product",
     "add_product_",
@@ -72,7 +74,7 @@ def readable(A: Tensor) -> bool:
         A.device.type == "cpu"
         and type(A) is Tensor
         and not torch.compiler.is_compiling()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(A)  # pyright: ignore
+        and not in_transform(A)
     )
 
 
