@@ -106,6 +106,15 @@ def test_first_states_are_learned(make: Any) -> None:
         assert all(h.grad is not None and h.grad.any(dim=1).all() for h in learned)
 
 
+def test_what_is_printed_is_how_the_kernels_are_trained_now() -> None:
+    rnn = ConvNERU(2, 3, via="rgd-c-c", num_layers=2)
+    assert rnn.via == "rgd-c-c"
+    assert "via='tcwy'" in repr(stiefel.convert(rnn, "tcwy"))
+    assert stiefel.convert(rnn.layers[0], "own") and rnn.via == "own, tcwy"
+    assert stiefel.release(rnn).via is None
+    assert ConvNERU(2, 3, kernel="free").via is ConvNERU(2, 3, kernel="zeros").via is None
+
+
 def test_an_empty_batch(make: Any) -> None:
     rnn = make(num_layers=2)
     output, end = rnn(torch.zeros(3, 0, 2, 5, 4, dtype=torch.float64))

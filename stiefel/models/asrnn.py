@@ -13,7 +13,7 @@ from stiefel.geometry import product
 from stiefel.init import Initializer, fill_, haar_
 from stiefel.models.base import RecurrentNetwork, decode
 from stiefel.models.counts import linear_parameters, weight_parameters
-from stiefel.models.layer import start_weight
+from stiefel.models.layer import start_weight, trained_via
 from stiefel.models.rollout import rollout
 from stiefel.models.step import LayerStep, Parts, elman_step, exact
 from stiefel.numerics import compute_dtype, full_precision
@@ -285,7 +285,12 @@ class ASRNN(RecurrentNetwork):
             dtype=dtype,
         )
         self.recurrent = recurrent
-        self.via = via if via is None or isinstance(via, str) else via.name
+
+    @property
+    def via(self) -> str | None:
+        """How W_hh and U_f are trained now: see `trained_via`."""
+        layers: Any = self.layers
+        return trained_via(weight for layer in layers for weight in (layer.recurrent, layer.mixing))
 
     def _shown(self) -> list[str]:
         return [f"via={self.via!r}", f"recurrent={self.recurrent!r}"]

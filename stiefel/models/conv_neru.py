@@ -14,6 +14,7 @@ from stiefel.models.activations import NONLINEARITIES, activate
 from stiefel.models.convolution import SameConv2d, as_kernel_size, convolve, start_kernel
 from stiefel.models.counts import weight_parameters
 from stiefel.models.frames import FrameRNN
+from stiefel.models.layer import trained_via
 from stiefel.parametrizations import Parametrization
 
 __all__ = ["KERNELS", "ConvNERU", "ConvNERULayer"]
@@ -241,7 +242,12 @@ class ConvNERU(FrameRNN):
         )
         self.kernel, self.kernel_size = kernel, size
         self.padding_mode, self.nonlinearity = padding_mode, nonlinearity
-        self.via = via if via is None or isinstance(via, str) else via.name
+
+    @property
+    def via(self) -> str | None:
+        """How the recurrent kernels are trained now: see `trained_via`."""
+        layers: Any = self.layers
+        return trained_via(layer.recurrent for layer in layers)
 
     def extra_repr(self) -> str:
         """Sizes and options, for printing."""

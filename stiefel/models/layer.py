@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from stiefel.init import Initializer, fill_
 from stiefel.models.counts import linear_parameters, weight_parameters
 from stiefel.models.rollout import rollout
 from stiefel.models.step import LayerStep, elman_step
-from stiefel.parameter import operator, orthogonal, release
+from stiefel.parameter import constraints, operator, orthogonal, release
 from stiefel.parametrizations import Parametrization
 
-__all__ = ["Initializer", "RecurrentLayer", "start_weight"]
+__all__ = ["Initializer", "RecurrentLayer", "start_weight", "trained_via"]
 
 
 class RecurrentLayer(nn.Module):
@@ -166,3 +166,23 @@ def start_weight(
         orthogonal(module, via=kind, init="chart", **door)
     if via is None:
         release(module)
+
+
+def trained_via(modules: Iterable[nn.Module | None]) -> str | None:
+    """How the weights of modules are trained now, in the words that were said of them.
+
+    Args:
+        modules: The modules that hold them; None for one that is not there.
+
+    Returns:
+        A word of ``via=``, several with commas between, or None where all weights are plain.
+    """
+    charts = [
+        None if constraint.storage is None else constraint.storage.chart
+        for module in modules
+        if module is not None
+        for constraint in constraints(module)
+        if constraint.module is module and constraint.name == "weight"
+    ]
+    words = ["riemannian" if chart is None else chart.said or chart.name for chart in charts]
+    return ", ".join(dict.fromkeys(words)) or None

@@ -12,7 +12,7 @@ from stiefel.errors import unknown
 from stiefel.init import Initializer, fill_
 from stiefel.models.base import RecurrentNetwork
 from stiefel.models.counts import linear_parameters, weight_parameters
-from stiefel.models.layer import start_weight
+from stiefel.models.layer import start_weight, trained_via
 from stiefel.models.rollout import rollout
 from stiefel.models.step import LayerStep, elman_step
 from stiefel.numerics import compute_dtype, full_precision
@@ -244,7 +244,12 @@ class NNRNN(RecurrentNetwork):
             dtype=dtype,
         )
         self.mask = mask
-        self.via = via if via is None or isinstance(via, str) else via.name
+
+    @property
+    def via(self) -> str | None:
+        """How the weights P are trained now: see `trained_via`."""
+        layers: Any = self.layers
+        return trained_via(layer.basis for layer in layers)
 
     def penalty(self, delta: float, decay: float = 0.0) -> Tensor:
         """delta sum_i (gamma_i - 1)^2 + (decay / 2) sum_{i < j} T_ij^2, over all layers.

@@ -9,7 +9,7 @@ import torch
 from stiefel.errors import unknown
 from stiefel.models.activations import NONLINEARITIES, check_complex
 from stiefel.models.base import RecurrentNetwork
-from stiefel.models.layer import Initializer, RecurrentLayer
+from stiefel.models.layer import Initializer, RecurrentLayer, trained_via
 from stiefel.parametrizations import Parametrization
 
 __all__ = ["OrthogonalRNN"]
@@ -132,7 +132,12 @@ class OrthogonalRNN(RecurrentNetwork):
             dtype=dtype,
         )
         self.nonlinearity, self.bias = nonlinearity, bias
-        self.via = via if via is None or isinstance(via, str) else via.name
+
+    @property
+    def via(self) -> str | None:
+        """How the recurrent weights are trained now: see `trained_via`."""
+        layers: Any = self.layers
+        return trained_via(layer.recurrent for layer in layers)
 
     def _shown(self) -> list[str]:
         return [f"nonlinearity={self.nonlinearity!r}", f"via={self.via!r}"]

@@ -176,6 +176,28 @@ def test_counts_are_the_real_number_and_that_of_the_paper(network):
         assert model.expected_parameters(effective=True) == network.published(K, N) + head
 
 
+def test_what_is_printed_is_how_the_weights_are_trained_now(network):
+    if not network.constraints:
+        assert "via=" not in repr(network.make("cwy"))
+        return
+    rnn = network.make(network.vias[0], num_layers=2)
+    assert rnn.via == network.vias[0]
+    for via in network.vias[1:] or ("cwy",):
+        stiefel.convert(rnn, via)
+        assert rnn.via == copy.deepcopy(rnn).via == via
+        assert f"via={via!r}" in repr(rnn)
+    stiefel.convert(rnn.layers[1], "cayley")
+    assert rnn.via == f"{via}, cayley"
+    with pytest.raises(errors.UnknownNameError):
+        stiefel.convert(rnn, "caley")
+    assert rnn.via == f"{via}, cayley"
+    stiefel.release(rnn.layers[0])
+    assert rnn.via == "cayley"
+    stiefel.release(rnn)
+    assert rnn.via is None
+    assert "via=None" in repr(rnn)
+
+
 def test_training_lowers_the_loss(network):
     torch.manual_seed(0)
     model = network.model("cwy")
