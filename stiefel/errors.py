@@ -6,8 +6,9 @@ expect, so that both ``except stiefel.errors.StiefelError`` and ``except ValueEr
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 __all__ = [
     "ConfigurationError",
@@ -23,6 +24,7 @@ __all__ = [
     "ShapeError",
     "StiefelError",
     "UnknownNameError",
+    "naming",
     "unknown",
 ]
 
@@ -77,6 +79,30 @@ class DiagnosisError(StiefelError, AssertionError):
 
 class ConfigurationError(StiefelError, ValueError):
     """Options that do not go together, or a value out of range."""
+
+
+@contextlib.contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Puts a place in front of the text of an error of this library that is raised inside.
+
+    Args:
+        place: Where it happens, such as ``"encoder.layers.0.weight"``; nothing is added for an
+            empty one, nor to a text that begins with it.
+
+    Example:
+        >>> from stiefel.errors import ShapeError, naming
+        >>> with naming("layers.0.weight"):
+        ...     raise ShapeError("expected two dimensions, got one")
+        Traceback (most recent call last):
+        stiefel.errors.ShapeError: layers.0.weight: expected two dimensions, got one
+    """
+    try:
+        yield
+    except StiefelError as error:
+        text = str(error)
+        if place and not text.startswith((f"{place}:", f"{place} ")):
+            error.args = (f"{place}: {text}",)
+        raise
 
 
 def unknown(kind: str, got: object, valid: Iterable[str]) -> UnknownNameError:

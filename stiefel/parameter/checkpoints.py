@@ -14,7 +14,19 @@ from stiefel.parameter.points import sign_of_determinant
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parametrizations import Parametrization
 
-__all__ = ["complaint"]
+__all__ = ["complaint", "path_of"]
+
+
+def path_of(prefix: str) -> str:
+    """The dotted name of a weight in the model, of the prefix of its storage's keys.
+
+    Example:
+        >>> from stiefel.parameter.checkpoints import path_of
+        >>> path_of("encoder.layers.0.parametrizations.weight.")
+        'encoder.layers.0.weight'
+    """
+    owner, _, name = prefix[:-1].rpartition("parametrizations.")
+    return owner + name
 
 
 def complaint(
@@ -53,6 +65,9 @@ def complaint(
     shapes = [t.shape for t in originals.values()]
     if not loaded or [t.shape for t in loaded] != shapes or loaded[0].numel() == 0:
         return None  # torch reports what is missing or has another shape
+    wrong = _other_kind(loaded, originals)
+    if wrong is not None:
+        return wrong
     X, leaf = loaded[0], next(iter(originals.values()))
     bound = max(tolerance(t.dtype, chart.n, chart.p) for t in (X, leaf))
     if isinstance(chart, Riemannian):
@@ -62,8 +77,8 @@ def complaint(
     else:
         wrong = (
             _incomplete(chart, state_dict, prefix)
-            or chart.complaint(loaded)
             or _not_finite(chart, loaded)
+            or chart.complaint(loaded)
             or _base(chart, state_dict, prefix)
         )
     return wrong or _component(chart, loaded, determinant, state_dict, prefix)
@@ -81,6 +96,18 @@ def _other_options(chart: Parametrization, metadata: dict[str, Any]) -> str | No
         f"the model has it with {_said(ours, other)}: they mean another weight there. Make "
         "the model with the same options, load, and call stiefel.convert"
     )
+
+
+def _other_kind(loaded: list[Tensor], originals: dict[str, Tensor]) -> str | None:
+    """Whether whole numbers, or complex ones for real coordinates, would be cast in silence."""
+    for tensor, ours in zip(loaded, originals.values(), strict=True):
+        whole = not (tensor.is_floating_point() or tensor.is_complex())
+        if whole or (tensor.is_complex() and not ours.is_complex()):
+            return (
+                f"the checkpoint has entries of {tensor.dtype}, the model has {ours.dtype}, which "
+                "cannot hold them. Load it into a module of the dtype that it was saved from"
+            )
+    return None
 
 
 def _said(options: dict[str, Any], keys: list[str]) -> str:
@@ -125,6 +152,11 @@ def _off_manifold(what: str, X: Tensor, bound: float) -> str | None:
     residual = float(geometry.orthonormality_residual(X).max())
     if residual <= bound:
         return None
+    if not bool(X.isfinite().all()):
+        return (
+            f"the {what} has a NaN or an infinity: the run that saved it had diverged. Load an "
+            "earlier one"
+        )
     return (
         f"the {what} is off the manifold: the largest entry of |X^H X - I| is {residual:.2e}, the "
         f"tolerance is {bound:.2e}. Project it with stiefel.geometry.polar_factor before loading, "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from stiefel.errors import ConfigurationError, LostManifoldError, ShapeError
+from stiefel.errors import ConfigurationError, LostManifoldError, ShapeError, naming
 from stiefel.manifolds import GeooptManifoldParameter, Manifold, Stiefel, is_stiefel
 from stiefel.numerics import plain
 from stiefel.operators import Dense, Operator
@@ -106,15 +106,22 @@ class Constraint:
             NonFiniteError: If `X` has a NaN or an infinity.
             RepresentationError: If the chart cannot hold the point; nothing is changed then.
         """
+        with naming(self.path or self.name):
+            self._assign(X.detach())
+
+    def _assign(self, X: Tensor) -> None:
         shape = tuple(self.point.shape)
         if tuple(X.shape) != shape:
-            raise ShapeError(f"expected a point of shape {shape}, got {tuple(X.shape)}")
+            raise ShapeError(
+                f"expected a point of shape {shape}, got {tuple(X.shape)}: points are (..., n, p) "
+                "with n >= p, the transposes of wide weights"
+            )
         if self._storage is not None:
-            self._storage.assign(X.detach().to(self.leaves[0].device))
+            self._storage.assign(X.to(self.leaves[0].device))
         elif is_stiefel(self.manifold):
-            self.leaves[0].copy_(nearest(X.detach())[0])
+            self.leaves[0].copy_(nearest(X)[0])
         else:
-            self.leaves[0].copy_(self.manifold.projx(X.detach()))
+            self.leaves[0].copy_(self.manifold.projx(X))
 
     @torch.no_grad()
     def rebase(self, optimizer: torch.optim.Optimizer | None = None) -> None:

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from stiefel.errors import ConfigurationError
+from stiefel.errors import ConfigurationError, naming
 from stiefel.manifolds import is_stiefel
 from stiefel.parameter.constraint import Constraint, constraints
 from stiefel.parameter.points import coordinates_of, make_leaves, nearest
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parameter.storage import ConstraintList, install
-from stiefel.parameter.via import make_chart
+from stiefel.parameter.via import check_via, make_chart
 from stiefel.parameter.views import MatrixView
 from stiefel.parametrizations import Parametrization
 
@@ -63,16 +63,20 @@ def convert(
         RepresentationError: If a chart cannot hold a point; nothing is changed.
         ConfigurationError: If no weight has the name, or the optimizer cannot take the leaves.
     """
+    check_via(via)
     chosen = [
         c for c in constraints(model) if name is None or name in (c.path, c.path.split(".")[-1])
     ]
     if name is not None and not chosen:
         known = ", ".join(c.path for c in constraints(model)) or "none"
         raise ConfigurationError(f"no constrained weight {name!r}: the model has {known}")
-    prepared = [(c, _converted(c, via, options)) for c in chosen]
-    if optimizer is not None:
-        for constraint, storage in prepared:
-            _check_exchange(optimizer, constraint, storage)
+    prepared: list[tuple[Constraint, ConstraintList]] = []
+    for constraint in chosen:
+        with naming(constraint.path):
+            storage = _converted(constraint, via, options)
+            if optimizer is not None:
+                _check_exchange(optimizer, constraint, storage)
+        prepared.append((constraint, storage))
     for constraint, storage in prepared:
         if optimizer is not None:
             _exchange(optimizer, constraint.leaves, list(storage.originals), storage)

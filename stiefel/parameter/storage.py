@@ -21,7 +21,7 @@ from stiefel.errors import ConfigurationError, DtypeError, RebaseError
 from stiefel.manifolds import restore_manifold
 from stiefel.numerics import compute_dtype, plain
 from stiefel.operators import Dense, Operator
-from stiefel.parameter.checkpoints import complaint
+from stiefel.parameter.checkpoints import complaint, path_of
 from stiefel.parameter.points import coordinates_of, nearest
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parameter.views import MatrixView, View
@@ -255,7 +255,7 @@ class ConstraintList(parametrize.ParametrizationList):
             self.chart, originals, self.determinant, state_dict, prefix, local_metadata
         )
         if wrong is not None:
-            error_msgs.append(f"{prefix[:-1]}: {wrong}")
+            error_msgs.append(f"{path_of(prefix)}: {wrong}")
             for key, kept in self.chart.state_dict(prefix=f"{prefix}0.").items():
                 if key in state_dict:
                     state_dict[key] = kept  # torch goes on to the chart, whose buffers stay too

@@ -14,7 +14,7 @@ from stiefel.parameter.riemannian import Riemannian
 from stiefel.parametrizations import CHARTS, Parametrization
 from stiefel.parametrizations.options import chart_label
 
-__all__ = ["SHORT_FORMS", "make_chart", "via_names"]
+__all__ = ["SHORT_FORMS", "check_via", "make_chart", "via_names"]
 
 
 def _half(n: int) -> int:
@@ -59,6 +59,14 @@ def via_names() -> list[str]:
     return sorted([*CHARTS, "riemannian", *SHORT_FORMS])
 
 
+def check_via(via: object) -> None:
+    """Raises an `UnknownNameError` if `via` is neither a name nor a chart made by hand."""
+    if isinstance(via, Parametrization):
+        return
+    if not isinstance(via, str) or via not in via_names():
+        raise unknown("via", via, via_names())
+
+
 def make_chart(
     via: str | Parametrization,
     shape: Sequence[int],
@@ -94,9 +102,8 @@ def make_chart(
                 f"{(*via.batch, via.n, via.p)}"
             )
         return copy.deepcopy(via).to(device)  # the user's object may serve several weights
+    check_via(via)
     charts: dict[str, type[Parametrization]] = {**CHARTS, "riemannian": Riemannian}
-    if via not in charts and via not in SHORT_FORMS:
-        raise unknown("via", via, via_names())
     name, implied = SHORT_FORMS.get(via, (via, {}))
     chart = charts[name]
     _check_options(via, chart, implied, options)
@@ -106,7 +113,10 @@ def make_chart(
     try:
         made = chart(n, p, batch=tuple(batch), **given, **options).to(device)
     except StiefelError as error:
-        raise _in_the_words_of_the_user(error, name, via) from error
+        plain, label, text = chart_label(name), chart_label(name, via), str(error)
+        text = text.replace(plain, label) if plain in text else f"{label}: {text}"
+        error.args = (text,)
+        raise
     except TypeError as error:
         if not options:
             raise
@@ -140,10 +150,3 @@ def _check_options(
             f"the short form {via!r} already says {', '.join(clash)}, got a value for it: leave "
             f"it out, or use via={chart.name!r} to choose"
         )
-
-
-def _in_the_words_of_the_user(error: StiefelError, name: str, via: str) -> StiefelError:
-    """The error of a chart's options, in which the chart is called what the user called it."""
-    plain, label, text = chart_label(name), chart_label(name, via), str(error)
-    text = text.replace(plain, label) if plain in text else f"{label}: {text}"
-    return type(error)(text)

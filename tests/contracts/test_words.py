@@ -9,7 +9,13 @@ import torch
 from torch import nn
 
 import stiefel
-from stiefel.errors import RebaseError, StiefelError
+from stiefel.errors import (
+    DtypeError,
+    RebaseError,
+    RepresentationError,
+    StiefelError,
+    UnknownNameError,
+)
 from stiefel.parameter import SHORT_FORMS, Riemannian, via_names
 from stiefel.parametrizations import CHARTS
 
@@ -90,3 +96,106 @@ def test_a_checkpoint_of_another_chart_is_refused_in_the_users_word():
     other = stiefel.orthogonal(nn.Linear(6, 6), via="own")
     with pytest.raises(RuntimeError, match=r"chart 'own', the model has chart 'scornn' \(cayley\)"):
         layer.load_state_dict(other.state_dict())
+
+
+# ------------------------------------------------------------------------------ which weight
+PATH = "encoder.layers.1.weight"
+
+
+def deep_model(via="cwy", **options):
+    model = nn.Module()
+    model.encoder = nn.Module()
+    model.encoder.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    for layer in model.encoder.layers:
+        stiefel.orthogonal(layer, via=via, **options)
+    return model
+
+
+def second(model):
+    return list(stiefel.constraints(model))[1]
+
+
+def far():
+    return stiefel.geometry.haar(4, determinant=1)
+
+
+@pytest.mark.parametrize("via", ["cwy", "rgd-c-c", "dtriv", "scornn", "polar"])
+class TestWhichWeight:
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            (torch.full((4, 4), torch.nan), "NaN or infinity"),
+            (torch.eye(3), r"shape \(4, 4\), got \(3, 3\).*n >= p"),
+            (torch.eye(4, dtype=torch.complex64), "real value"),
+        ],
+    )
+    def test_assign_names_it(self, via, value, words):
+        constraint = second(deep_model(via, init="haar"))
+        before = constraint.point.clone()
+        with pytest.raises(StiefelError, match=rf"^{PATH}: .*{words}"):
+            constraint.assign(value)
+        assert torch.equal(constraint.point, before)
+
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            (torch.full((4, 4), torch.nan), "NaN or an infinity.*Load an earlier one"),
+            (torch.eye(4, dtype=torch.complex64), "entries of torch.complex64.*torch.float32"),
+            (torch.eye(4, dtype=torch.int64), "entries of torch.int64.*torch.float32"),
+        ],
+    )
+    def test_a_checkpoint_names_it_and_changes_nothing_there(self, via, value, words):
+        model = deep_model(via, init="haar")
+        saved = model.state_dict()
+        saved["encoder.layers.1.parametrizations.weight.original"] = value
+        before = second(model).point.clone()
+        with pytest.raises(RuntimeError, match=rf"\t{PATH}: the checkpoint has .*{words}"):
+            model.load_state_dict(saved)
+        assert torch.equal(second(model).point, before)
+
+
+def test_a_checkpoint_off_the_manifold_names_the_weight():
+    model = deep_model("rgd-c-c")
+    saved = model.state_dict()
+    saved["encoder.layers.1.parametrizations.weight.original"] = torch.ones(4, 4)
+    with pytest.raises(RuntimeError, match=rf"\t{PATH}: the checkpoint is off the manifold"):
+        model.load_state_dict(saved)
+
+
+def test_a_point_that_the_chart_cannot_hold_names_the_weight():
+    constraint = second(deep_model(reflections=1, init="chart"))
+    with pytest.raises(RepresentationError, match=rf"^{PATH}: .*rank.*reflections="):
+        constraint.assign(far())
+
+
+@pytest.mark.parametrize(
+    ("via", "options", "words"),
+    [
+        ("cwy", {"reflections": 1}, "rank"),
+        ("cwy", {"reflections": 9}, "from 1 to 4, got 9"),
+        ("tcwy", {}, "p < n"),
+        ("urnn", {}, "complex weights only"),
+        ("eurnn", {"layers": 1}, "reaches few matrices"),
+    ],
+)
+def test_a_conversion_names_the_weight(via, options, words):
+    model = deep_model("rgd-c-c")
+    second(model).assign(far())
+    with pytest.raises(StiefelError, match=rf"^{PATH}: .*{words}"):
+        stiefel.convert(model, via, name=PATH, **options)
+    assert [c.via for c in stiefel.constraints(model)] == ["riemannian"] * 2
+
+
+def test_an_optimizer_that_cannot_take_a_weight_names_it():
+    model = deep_model()
+    model.encoder.get_submodule("layers.1").bfloat16()
+    optimizer = stiefel.optim.build(model, lr=0.1)
+    with pytest.raises(DtypeError, match=rf"^{PATH}: .*float32 or better"):
+        stiefel.convert(model, "rgd-c-c", optimizer=optimizer)
+
+
+def test_an_unknown_way_is_no_matter_of_a_weight():
+    with pytest.raises(UnknownNameError, match=r"^unknown via 'cww'.*Did you mean 'cwy'"):
+        stiefel.convert(deep_model(), "cww")
+    with pytest.raises(UnknownNameError, match=r"^unknown via 3: "):
+        stiefel.convert(deep_model(), 3)
