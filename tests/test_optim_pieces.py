@@ -44,7 +44,7 @@ def fill(leaves, *others):
     ("count", "batch", "skip"), [(100, (), False), (50, (3,), True), (1, (100,), False)]
 )
 def test_pieces_equal_the_whole(case, count, batch, skip, small_pieces, monkeypatch):
-    manifold = case.unmended if skip and case.unmended is not None else case.manifolds[0]
+    manifold = case.manifolds[0]
     leaves = leaves_on(manifold, count, batch)
     twins = copy.deepcopy(leaves)
     cut = case.kind(leaves, lr=0.1, skip_nonfinite=skip, **case.options)

@@ -17,25 +17,25 @@ import torch
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, NonFiniteError, OffManifoldError
-from stiefel.geometry import polar_factor, polish
+from stiefel.geometry import polar_factor
+from stiefel.geometry.linear import readable
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.numerics import full_precision
 from stiefel.optim.batches import Batch, Proposal, StateKind, by_pieces, point_ndim, write
 from stiefel.optim.checks import (
     all_finite,
-    held_to,
     non_finite_error,
     off_manifold,
-    residuals,
 )
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS, untouched_where_non_finite
 from stiefel.optim.groups import LATE_STATES, GroupedLeaves, manifold_of
+from stiefel.optim.mending import onto_manifold
 from stiefel.optim.sorting import Facts, Part, sort
 
 __all__ = ["Plan", "RiemannianOptimizer"]
 
-#: Residual up to which one Newton step brings a point back.
-_NEAR = 1e-3
+#: How many tolerances off the manifold a point is before a step if something wrote into it.
+_ASTRAY = 100
 _LAYOUT = operator.attrgetter("layout")
 
 
@@ -68,9 +68,9 @@ class RiemannianOptimizer(GroupedLeaves):
     finite, and whether all new points of a `stiefel.Stiefel` are on it within its tolerance. A
     point that is not (a step so large that floating point loses it) is computed again in double
     precision and brought to the nearest point of the manifold. With ``skip_nonfinite=True``
-    nothing is read: leaves with a non-finite gradient stay where they are, chosen by
-    `torch.where`. A new point that is off is brought back by one Newton step; a leaf whose new
-    point is off by more than 1e-3 (and more than its manifold allows) stays where it is too.
+    nothing is read from an accelerator: leaves with a non-finite gradient stay where they are,
+    chosen by `torch.where`, and so do those whose step overflows. A new point that is off is mended
+    there by a fixed number of products (`stiefel.optim.mending`), on the CPU as above.
 
     Args:
         params: Parameters or groups, as for torch.
@@ -239,29 +239,41 @@ class RiemannianOptimizer(GroupedLeaves):
     def _propose_where_finite(self, batch: Batch) -> Proposal:
         good = batch.joint.each(torch.isfinite(batch.gradients))
         gradients = torch.where(good, batch.gradients, torch.zeros_like(batch.gradients))
-        proposal = self._propose(dataclasses.replace(batch, gradients=gradients))
-        points, far = self._brought_back(batch.manifold, proposal.points)
-        if far is not None:
-            good = good & batch.joint.each(~far[..., None, None])
-        for new in (points, *proposal.state.values()):  # a finite gradient may overflow
+        batch = dataclasses.replace(batch, gradients=gradients)
+        proposal, lost = self._brought_back(batch, self._propose(batch))
+        if lost is not None:
+            good = good & batch.joint.each(~lost[..., None, None])
+        for new in (proposal.points, *proposal.state.values()):  # a finite gradient may overflow
             good = good & batch.joint.each(torch.isfinite(new))
         state = {
             name: torch.where(good, new, batch.state.get(name, torch.zeros_like(new)))
             for name, new in proposal.state.items()
         }
-        return Proposal(torch.where(good, points, batch.points), state)
+        return Proposal(torch.where(good, proposal.points, batch.points), state)
 
-    def _brought_back(self, manifold: Manifold, points: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Points off a `stiefel.Stiefel` after one Newton step, and a mask of those that are lost.
+    def _brought_back(self, batch: Batch, proposal: Proposal) -> tuple[Proposal, Tensor | None]:
+        """Mends the points off a `stiefel.Stiefel`, and says which cannot be: they stay.
 
-        Rounding of long steps adds up from step to step otherwise. Nothing is read.
+        These are the points that are not finite, and those that were off before the step. On an
+        accelerator nothing is read.
+
+        Returns:
+            The proposal, and a mask of those points; None where that is not known, or none is.
         """
-        residual = residuals(manifold, points)
-        if residual is None or not isinstance(manifold, Stiefel):
-            return points, None
-        allowed = held_to(manifold, points)
-        off, far = ~(residual <= allowed), ~(residual <= max(allowed, _NEAR))
-        return torch.where(off[..., None, None], polish(points), points), far
+        off = off_manifold(batch.manifold, proposal.points)
+        if off is None or (readable(off) and not bool(off.any())):
+            return proposal, None
+        before = off_manifold(batch.manifold, batch.points, slack=_ASTRAY)
+        lost = ~proposal.points.isfinite().flatten(-2).all(-1)
+        lost = off & (lost if before is None else lost | before)
+        off = off & ~lost
+        if readable(off):
+            if bool(off.any()):
+                proposal = self._replaced(batch, proposal, off, self._propose(batch.choose(off)))
+            return proposal, lost
+        points = torch.where(off[..., None, None], onto_manifold(proposal.points), proposal.points)
+        still = off_manifold(batch.manifold, points)
+        return Proposal(points, proposal.state), lost if still is None else lost | still
 
     def _on_manifold(
         self, batches: list[Batch], proposals: list[Proposal], lost: list[Tensor | None]
@@ -300,7 +312,7 @@ class RiemannianOptimizer(GroupedLeaves):
 
     def _mend(self, batch: Batch, proposal: Proposal, lost: Tensor) -> Proposal:
         """Computes the lost points again in double precision, and the nearest point to each."""
-        before = off_manifold(batch.manifold, batch.points, slack=100)
+        before = off_manifold(batch.manifold, batch.points, slack=_ASTRAY)
         if before is not None and bool(before.any()):
             names = [self.describe(leaf) for leaf in batch.leaves[:3]]
             raise OffManifoldError(
@@ -312,6 +324,12 @@ class RiemannianOptimizer(GroupedLeaves):
         again = self._propose(batch.choose(lost))
         if not all_finite([again.points, *again.state.values()]):
             raise self._overflow(batch)
+        return self._replaced(batch, proposal, lost, again)
+
+    def _replaced(
+        self, batch: Batch, proposal: Proposal, lost: Tensor, again: Proposal
+    ) -> Proposal:
+        """A proposal with the nearest points to others, and their states, where a mask says so."""
         points = proposal.points.clone()
         points[lost] = polar_factor(again.points).to(points.dtype)
         state = {name: value.clone() for name, value in proposal.state.items()}

@@ -15,12 +15,10 @@ from stiefel.numerics import compute_dtype
 
 __all__ = [
     "all_finite",
-    "held_to",
     "lost_manifold_error",
     "non_finite_error",
     "off_manifold",
     "place_in_groups",
-    "residuals",
 ]
 
 _SHOWN = 5
@@ -106,41 +104,23 @@ def non_finite_error(leaves: Sequence[Tensor], describe: Callable[[Tensor], str]
 def off_manifold(manifold: Manifold, points: Tensor, slack: float = 1) -> Tensor | None:
     """Which points are off a `stiefel.Stiefel`, by the product X^H X in their own precision.
 
+    Its rounding is taken off the bound, so that the others are within the tolerance to whoever
+    measures them in float64.
+
     Args:
         manifold: The manifold.
         points: Points, shape ``(..., n, p)``.
         slack: How many times its tolerance is still on it.
 
     Returns:
-        A mask over the leading dimensions; None where that is not known.
+        A mask over the leading dimensions; None where that is not known, off a
+        `stiefel.Stiefel` and without points.
     """
-    residual = residuals(manifold, points)
-    if residual is None or not isinstance(manifold, Stiefel):
+    if not isinstance(manifold, Stiefel) or points.numel() == 0:
         return None
-    return ~(residual <= slack * held_to(manifold, points))
-
-
-def held_to(manifold: Stiefel, points: Tensor) -> float:
-    """What `residuals` may be: the tolerance, less the rounding of a residual in that precision.
-
-    So that points are within the tolerance to whoever measures them in float64.
-    """
+    bound = slack * manifold.tolerance_for(points.dtype, *points.shape[-2:])
     rounding = 4 * torch.finfo(compute_dtype(points.dtype)).eps
-    return manifold.tolerance_for(points.dtype, *points.shape[-2:]) - rounding
-
-
-def residuals(manifold: Manifold, points: Tensor) -> Tensor | None:
-    """The largest entry of ``|X^H X - I|`` of each point, in their own precision.
-
-    Args:
-        manifold: The manifold.
-        points: Points, shape ``(..., n, p)``.
-
-    Returns:
-        Shape ``(...)``; None where that is not known, off a `stiefel.Stiefel` and without points.
-    """
-    known = isinstance(manifold, Stiefel) and points.numel() > 0
-    return _residual(points) if known else None
+    return ~(_residual(points) <= bound - rounding)
 
 
 def _residual(X: Tensor) -> Tensor:

@@ -192,7 +192,7 @@ def test_a_huge_gradient_does_not_stop_a_parameter_for_ever(case, device):
 @pytest.mark.parametrize(("fresh", "euclidean"), [(True, "sgd"), (False, "adam")])
 def test_skip_nonfinite_leaves_those_parameters_where_they_are(case, fresh, euclidean, device):
     sizes = [((), 6, 2)] * 3 + [((2,), 6, 2), ((), 4, 4)]
-    leaves = [leaf_of(case, *size, device=device, manifold=case.unmended) for size in sizes]
+    leaves = [leaf_of(case, *size, device=device) for size in sizes]
     leaves += [nn.Parameter(torch.ones(3, device=device)) for _ in range(2)]
     optimizer = make(case, leaves, euclidean=euclidean, skip_nonfinite=True)
     if not fresh:
@@ -214,18 +214,6 @@ def test_skip_nonfinite_leaves_those_parameters_where_they_are(case, fresh, eucl
                 expected = reference.state[twin].get(name, torch.zeros_like(value))
                 assert (value - expected).abs().max() < 1e-13
     assert torch.isnan(leaves[1].grad).any(), "gradients are never written to"
-
-
-@everywhere
-def test_skip_nonfinite_is_refused_where_points_would_need_mending(case, manifold, device):
-    leaf = leaf_of(case, manifold=manifold, device=device)
-    if case.unmended is None:
-        assert make(case, [leaf], skip_nonfinite=True).skip_nonfinite
-        return
-    with pytest.raises(
-        ConfigurationError, match=r"mends by one step only.*parameter 0.*tolerance=1e-2"
-    ):
-        make(case, [leaf], skip_nonfinite=True)
 
 
 @every

@@ -31,8 +31,7 @@ class OptimizerCase:
     manifold within 1e-5 without any help. ``tangent``: the states of kind "point" are tangent.
     ``attains``: those steps take the point to a hundredth of the bound that it reports, or further
     (steps that are always short do not). ``costly``: why those 10,000 steps run with ``--runslow``
-    only. ``unmended``: where steps end off the manifold and are mended, a manifold for
-    ``skip_nonfinite=True``, which mends by one step only.
+    only.
     """
 
     name: str
@@ -45,7 +44,6 @@ class OptimizerCase:
     tangent: bool = True
     attains: bool = True
     costly: str = ""
-    unmended: Stiefel | None = None
 
 
 _EIGENVALUES = "eigenvalues in float64 at every step: a minute or more"
@@ -147,7 +145,6 @@ OPTIMIZERS = [
             rate=0.5,
             feasible=False,  # the sweeps end near the Cayley step
             tangent=False,
-            unmended=Stiefel("euclidean", "cayley", tolerance=1e-2),
         )
         for sweeps in (2, 5)
     ),
