@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,12 +13,31 @@ from torch import Tensor, nn
 import stiefel
 from stiefel.experiments.tasks import Copying
 from stiefel.models import ConvNERU, OrthogonalRNN, SequenceModel, VideoPredictor
+from stiefel.parameter import ConstraintList
 from stiefel.parametrizations import Parametrization
 
 Loss = Callable[[nn.Module, int], Tensor]
 
 #: Hidden units of the network that copies; channels of ConvNERU, whose kernel is (9 f, f).
 HIDDEN, CHANNELS = 8, 2
+
+
+@contextlib.contextmanager
+def none_left_watched() -> Iterator[None]:
+    """Asserts that no storage which is watched inside the block is watched after it."""
+    met: list[ConstraintList] = []
+    watched = ConstraintList.watched
+
+    def noting(self: ConstraintList, watcher: Any) -> Any:
+        met.append(self)
+        return watched(self, watcher)
+
+    ConstraintList.watched = noting  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        ConstraintList.watched = watched
+    assert not any(storage.is_watched for storage in met)
 
 
 def copying(

@@ -18,15 +18,14 @@ import stiefel
 from stiefel.diagnostics import DictLogger, SideConditions, StationarityMonitor
 from stiefel.diagnostics import monitor as monitor_module
 from stiefel.errors import ConfigurationError
-from stiefel.parameter import storage
-from tests.monitored_runs import compare, layers, loss_of, oracle, sgd, step
+from tests.monitored_runs import compare, layers, loss_of, none_left_watched, oracle, sgd, step
 
 
 @pytest.fixture(autouse=True)
 def _nothing_stays() -> Iterator[None]:
     """After every test no watcher of points and no hook of optimizers is left."""
-    yield
-    assert not storage._WATCHERS
+    with none_left_watched():
+        yield
     assert not _global_optimizer_post_hooks
 
 

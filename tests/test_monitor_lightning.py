@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import stiefel
 from stiefel.diagnostics import DictLogger, LightningCallback, SideConditions
 from stiefel.errors import ConfigurationError
-from stiefel.parameter import storage
-from tests.monitored_runs import compare, oracle
+from tests.monitored_runs import compare, none_left_watched, oracle
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,8 +81,8 @@ def trainer(folder: Path, *callbacks: Any, logger: Any = False, **options: Any) 
 
 @pytest.fixture(autouse=True)
 def _nothing_stays() -> Any:
-    yield
-    assert not storage._WATCHERS
+    with none_left_watched():
+        yield
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])

@@ -82,8 +82,8 @@ def point_gradients(model: nn.Module) -> Iterator[PointGradients]:
     Inside the block a matrix-free weight is formed, and multiplied as a matrix; models that
     `torch.compile` made run eagerly. Values and gradients are the same to rounding. The gradient is
     that of the loss that is differentiated: a scaled one under a `GradScaler`, and under
-    `DistributedDataParallel` the share of this process, before the average. Nothing is put on the
-    model, so that copies and nested blocks are what they would be without.
+    `DistributedDataParallel` the share of this process, before the average. Blocks nest;
+    copies of the model that are made inside are not recorded.
 
     Args:
         model: Any module, compiled and wrapped ones included.

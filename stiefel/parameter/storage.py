@@ -29,8 +29,8 @@ from stiefel.parametrizations import Parametrization
 
 __all__ = ["ConstraintList", "install", "storage_of", "uninstall"]
 
-#: Who wants to see the points that a storage forms, by its id; empty outside of `watched`.
-_WATCHERS: dict[int, list[Callable[[ConstraintList, Tensor], None]]] = {}
+#: Called with a storage and the point that it has just formed.
+Watcher = Callable[["ConstraintList", Tensor], None]
 
 
 class ConstraintList(parametrize.ParametrizationList):
@@ -43,6 +43,11 @@ class ConstraintList(parametrize.ParametrizationList):
         determinant: +1 or -1 where the user fixed the component, else None.
         projected_distance: How far the value given at registration was from the manifold.
     """
+
+    #: What is about this object and not its weight; copies and replicas start without (`_OWN`).
+    _watchers: tuple[Watcher, ...] = ()
+    _attached: weakref.ref[Any] | None = None  # the optimizer that keeps the rebase schedule
+    _OWN = ("_watchers", "_attached")
 
     def __init__(
         self,
@@ -59,7 +64,6 @@ class ConstraintList(parametrize.ParametrizationList):
         self.ntensors = len(originals)
         self.determinant = determinant
         self.projected_distance = projected_distance
-        self._attached: tuple[int, weakref.ref[Any]] | None = None
         self._forwards = 0
         for key, original in zip(self.original_names, originals, strict=True):
             if isinstance(original, nn.Parameter):
@@ -95,8 +99,8 @@ class ConstraintList(parametrize.ParametrizationList):
     def point(self) -> Tensor:
         """The point ``(*batch, n, p)``, differentiable, in the dtype of the emitted weight."""
         X = self.chart(*self.originals)
-        if _WATCHERS and not torch.compiler.is_compiling():
-            for watcher in _WATCHERS.get(id(self), ()):
+        if not torch.compiler.is_compiling():
+            for watcher in self._watchers:
                 watcher(self, X)
         return X
 
@@ -113,17 +117,17 @@ class ConstraintList(parametrize.ParametrizationList):
     @property
     def attached(self) -> bool:
         """Whether a living optimizer keeps the rebase schedule; a copy starts without one."""
-        return self._attached is not None and self.is_attached_to(self._attached[1]())
+        return self._attached is not None and self._attached() is not None
 
     def is_attached_to(self, optimizer: Any) -> bool:
         """Whether this optimizer keeps the rebase schedule."""
-        if optimizer is None or self._attached is None or self._attached[0] != id(self):
-            return False
-        return self._attached[1]() is optimizer
+        return (
+            optimizer is not None and self._attached is not None and self._attached() is optimizer
+        )
 
     def attach(self, optimizer: Any) -> None:
         """Notes that an optimizer keeps the rebase schedule."""
-        self._attached = (id(self), weakref.ref(optimizer))
+        self._attached = weakref.ref(optimizer)
 
     def forward(self) -> Tensor:
         """The tensor that the module uses."""
@@ -134,26 +138,33 @@ class ConstraintList(parametrize.ParametrizationList):
     def operator(self) -> Operator:
         """The weight as a matrix-free operator; the dense one inside `watched`."""
         if type(self.view) is MatrixView:
-            watched = bool(_WATCHERS) and id(self) in _WATCHERS
-            operator = Dense(self.point()) if watched else self.chart.operator(*self.originals)
+            dense = self.is_watched
+            operator = Dense(self.point()) if dense else self.chart.operator(*self.originals)
             return operator.mT if self.view.transposed else operator
         return Dense(self.forward())
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a block of `watched` is open."""
+        return bool(self._watchers)
+
     @contextlib.contextmanager
-    def watched(self, watcher: Callable[[ConstraintList, Tensor], None]) -> Iterator[None]:
+    def watched(self, watcher: Watcher) -> Iterator[None]:
         """Calls ``watcher(self, X)`` whenever the point X is formed inside the block.
 
-        So that it is formed, `operator` is the dense weight there. Nothing is put on the module:
-        copies of it are not watched.
+        So that it is formed, `operator` is the dense weight there. Blocks nest, and may end in any
+        order. Copies and replicas made inside the block are not watched.
         """
-        watchers = _WATCHERS.setdefault(id(self), [])
-        watchers.append(watcher)
+        self._watchers = (*self._watchers, watcher)
         try:
             yield
         finally:
-            watchers.remove(watcher)
-            if not watchers:
-                del _WATCHERS[id(self)]
+            left = list(self._watchers)
+            left.remove(watcher)
+            if left:
+                self._watchers = tuple(left)
+            else:
+                del self._watchers
 
     def _count_unattended_forward(self) -> None:
         if not (self.training and torch.is_grad_enabled()):
@@ -203,7 +214,18 @@ class ConstraintList(parametrize.ParametrizationList):
             target.copy_(new)
         self.projected_distance = distance
 
-    # -- surviving conversions and checkpoints --------------------------------------------------
+    # -- surviving copies, conversions and checkpoints ------------------------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy` and `pickle` take: all but what is about this object alone."""
+        return {name: value for name, value in self.__dict__.items() if name not in self._OWN}
+
+    def _replicate_for_data_parallel(self) -> Any:
+        """A replica of `torch.nn.DataParallel`, which torch copies without asking for the state."""
+        replica = super()._replicate_for_data_parallel()
+        for name in self._OWN:
+            replica.__dict__.pop(name, None)
+        return replica
+
     def _restore(self) -> None:
         chart = self.chart
         if isinstance(chart, Riemannian) and isinstance(self.original, nn.Parameter):
