@@ -106,6 +106,16 @@ def test_first_states_are_learned(make: Any) -> None:
         assert all(h.grad is not None and h.grad.any(dim=1).all() for h in learned)
 
 
+def test_what_is_tied_counts_once(make: Any) -> None:
+    rnn, one = make(num_layers=2, in_channels=3), make(in_channels=3)
+    for effective in (False, True):
+        alone = one.expected_parameters(effective=effective)
+        assert rnn.expected_parameters(effective=effective) == 2 * alone
+        rnn.layers[1] = rnn.layers[0]
+        assert rnn.expected_parameters(effective=effective) == alone
+        rnn.layers[1] = copy.deepcopy(rnn.layers[0])
+
+
 def test_what_is_printed_is_how_the_kernels_are_trained_now() -> None:
     rnn = ConvNERU(2, 3, via="rgd-c-c", num_layers=2)
     assert rnn.via == "rgd-c-c"

@@ -12,7 +12,6 @@ from stiefel.errors import ConfigurationError, unknown
 from stiefel.geometry import product
 from stiefel.init import Initializer, fill_, haar_
 from stiefel.models.base import RecurrentNetwork, decode
-from stiefel.models.counts import linear_parameters, weight_parameters
 from stiefel.models.layer import start_weight, trained_via
 from stiefel.models.rollout import rollout
 from stiefel.models.step import LayerStep, Parts, elman_step, exact
@@ -156,16 +155,6 @@ class AdaptiveLayer(nn.Module):
             return (exact(after, decoder).to(x.dtype),)
 
         return step
-
-    def expected_parameters(self, effective: bool = False) -> int:
-        """Numbers of this layer; see `RecurrentNetwork.expected_parameters`."""
-        hidden, features = self.input.weight.shape
-        return (
-            linear_parameters(features, hidden, self.input.bias is not None)
-            + hidden
-            + weight_parameters(self.recurrent, effective=effective)
-            + weight_parameters(self.mixing, effective=effective)
-        )
 
 
 class ASRNN(RecurrentNetwork):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError, ShapeError
-from stiefel.models.counts import linear_parameters
+from stiefel.models.counts import Counted
 
 __all__ = ["AdditiveAttention", "Keys"]
 
@@ -33,7 +33,7 @@ class Keys(NamedTuple):
         )
 
 
-class AdditiveAttention(nn.Module):
+class AdditiveAttention(Counted):
     """Additive attention (Bahdanau, Cho and Bengio 2015).
 
     With the vectors e_i of a sequence and a state s,
@@ -162,15 +162,6 @@ class AdditiveAttention(nn.Module):
             ShapeError: If shapes disagree, or the mask is not bool.
         """
         return self.attend(state, self.prepare(encoded, mask))
-
-    def expected_parameters(self) -> int:
-        """The number of parameters, by formula: A (E + 1) + A (D + 1) + A."""
-        A = self.score.in_features
-        return (
-            linear_parameters(self.encoded.in_features, A)
-            + linear_parameters(self.state.in_features, A)
-            + A
-        )
 
 
 def start_linear(linear: nn.Linear, generator: torch.Generator | None) -> None:

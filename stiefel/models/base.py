@@ -13,6 +13,7 @@ from stiefel.errors import ConfigurationError, DtypeError, ShapeError
 from stiefel.geometry import product
 from stiefel.models._twin import one_precision
 from stiefel.models.activations import drop_units
+from stiefel.models.counts import Counted
 from stiefel.models.rollout import as_lengths
 from stiefel.models.step import LayerStep, Stepper
 from stiefel.numerics import real_dtype
@@ -25,17 +26,16 @@ def decode(a: Tensor, decoder: Tensor) -> Tensor:
     return product(a.flatten(0, -2), decoder).view(a.shape)
 
 
-class RecurrentNetwork(nn.Module):
+class RecurrentNetwork(Counted):
     """Layers and directions of a recurrence under the interface of `torch.nn.RNN`.
 
     A model is a layer class and a few lines. A layer is called as ``layer(x, h0, lengths,
     reverse)`` with `(T, B, features)`, `(B, H)` or None for zero, an int64 tensor `(B,)` or None,
     and a bool; it gives the states `(T, B, H)`, zero past the end of a sequence, and the state
     `(B, H)` at each sequence's own last step. ``layer.stepper()`` gives one step of it, as
-    `elman_step` does; ``layer.input.weight`` tells dtype and device, and
-    ``layer.expected_parameters(effective)`` counts. With `ends_linear` a layer has
-    ``layer.coded(...)`` as well, with its last map left out of the states (`coded` below). Layer
-    l and direction d are ``rnn.layers[l * directions + d]``.
+    `elman_step` does; ``layer.input.weight`` tells dtype and device. With `ends_linear` a layer
+    has ``layer.coded(...)`` as well, with its last map left out of the states (`coded` below).
+    Layer l and direction d are ``rnn.layers[l * directions + d]``.
 
     Args:
         layer: ``layer(features)`` makes one layer and direction for that many inputs.
@@ -327,22 +327,6 @@ class RecurrentNetwork(nn.Module):
             f"expected {name} of {wanted}, as the parameters, got {tensor.dtype}: use "
             f"{name}.to({wanted}) or rnn.to({tensor.dtype})"
         )
-
-    def expected_parameters(self, *, effective: bool = False) -> int:
-        """The number of parameters, by formula; a complex number counts as two.
-
-        Args:
-            effective: Whether a constrained weight counts by the dimension of its manifold,
-                N (N - 1) / 2 for a real orthogonal one, as published tables count, instead of by
-                the coordinates of its chart (N^2 for `cwy` with N reflections).
-
-        Returns:
-            The count.
-        """
-        layers: Any = self.layers
-        states = sum(getattr(self, name) is not None for name in self.state_names)
-        numbers = states * len(layers) * self.hidden_size * (2 if self._like.is_complex() else 1)
-        return numbers + sum(layer.expected_parameters(effective) for layer in layers)
 
     def _feature_error(self, x: Tensor) -> ShapeError:
         layout = "(B, T, K)" if self.batch_first else "(T, B, K)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,16 +126,6 @@ class ConvLSTMLayer(nn.Module):
                 "channel and takes frames of any size"
             )
 
-    def expected_parameters(self, *, effective: bool = False) -> int:
-        """4 kh kw (f_in + f) f + 4 f; 10 f with a norm instead of 4 f; peepholes 3 f H W."""
-        out, channels, kh, kw = self.gates.weight.shape
-        count = kh * kw * channels * out + (out if self.gates.bias is not None else 0)
-        if isinstance(self.gate_norm, nn.GroupNorm):
-            count += 2 * (out + out // 4)
-        if self.peepholes is not None:
-            count += 3 * (out // 4) * math.prod(self.peepholes.shape[-2:])
-        return count
-
 
 class ConvLSTM(FrameRNN):
     """A convolutional LSTM (Shi et al., 2015), the baseline of `ConvNERU`.
@@ -148,7 +137,8 @@ class ConvLSTM(FrameRNN):
     with a kernel drawn from a normal of standard deviation 0.02, cut off at two deviations, and a
     zero bias: the cell of video prediction networks (Lee et al., 2018), which has no peepholes.
     With them i and f also get w_i c_{t-1} and w_f c_{t-1}, and o gets w_o c_t. Without them it has
-    exactly four times the kernel weights of a `ConvNERU` of the same sizes.
+    exactly four times the kernel weights of a `ConvNERU` of the same sizes. Parameters:
+    4 kh kw (f_in + f) f + 4 f; 10 f with a norm instead of 4 f; peepholes 3 f H W.
 
     The interface is that of `ConvNERU`, with a state (h, c). Layer l is ``rnn.layers[l]``.
 

@@ -12,7 +12,6 @@ from stiefel.errors import ConfigurationError, unknown
 from stiefel.init import Initializer, fill_
 from stiefel.models.activations import NONLINEARITIES, activate
 from stiefel.models.convolution import SameConv2d, as_kernel_size, convolve, start_kernel
-from stiefel.models.counts import weight_parameters
 from stiefel.models.frames import FrameRNN
 from stiefel.models.layer import trained_via
 from stiefel.parametrizations import Parametrization
@@ -121,14 +120,6 @@ class ConvNERULayer(nn.Module):
             states.append(G)
         assert G is not None
         return torch.stack(states), (G,)
-
-    def expected_parameters(self, *, effective: bool = False) -> int:
-        """kh kw f_in f + f, and what K counts: kh kw f f, less f (f + 1) / 2 if `effective`."""
-        f, f_in, kh, kw = self.input.weight.shape
-        count = kh * kw * f_in * f + (f if self.input.bias is not None else 0)
-        if self.recurrent is None:
-            return count
-        return count + weight_parameters(self.recurrent, effective=effective)
 
 
 class ConvNERU(FrameRNN):

@@ -1,52 +1,39 @@
-"""How many numbers a weight has, by formula."""
+"""How many numbers a model is trained by."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from stiefel.geometry import manifold_dimension
-from stiefel.parameter import Constraint, constraints
+from stiefel.manifolds import is_stiefel
+from stiefel.parameter import constraints
 
-__all__ = ["linear_parameters", "weight_parameters"]
-
-
-def weight_parameters(module: nn.Module, name: str = "weight", *, effective: bool = False) -> int:
-    """Real numbers that a weight is trained by; a complex number is two.
-
-    Args:
-        module: The module that holds the weight, constrained or plain.
-        name: Its name.
-        effective: Whether a constrained weight counts by the dimension of its manifold instead of
-            by the coordinates that its chart declares. A chart with fewer coordinates than that
-            (few reflections or rotations) counts by those.
-
-    Returns:
-        The count.
-    """
-    for constraint in constraints(module):
-        if constraint.module is not module or constraint.name != name:
-            continue
-        n, p = constraint.point.shape[-2:]
-        matrices = constraint.point.numel() // (n * p)
-        count = _numbers(_declared(constraint))
-        if not effective:
-            return count
-        return min(count, matrices * manifold_dimension(n, p, constraint.point.is_complex()))
-    return _numbers([getattr(module, name)])
+__all__ = ["Counted"]
 
 
-def linear_parameters(inputs: int, outputs: int, bias: bool = True) -> int:
-    """Numbers of a linear map: `inputs` `outputs`, and `outputs` of its bias."""
-    return inputs * outputs + outputs * bias
+class Counted(nn.Module):
+    """A module that says how many numbers it is trained by."""
 
+    def expected_parameters(self, *, effective: bool = False) -> int:
+        """The number of parameters; a complex number is two, and what is tied counts once.
 
-def _declared(constraint: Constraint) -> list[Tensor]:
-    """Empty originals of the size that the chart says, or the point itself."""
-    if constraint.storage is None:
-        return constraint.leaves
-    empty = constraint.storage.chart.empty_originals(constraint.point.dtype, "meta")
-    return [empty] if isinstance(empty, Tensor) else list(empty)
+        Args:
+            effective: Whether a constrained weight counts by the dimension of its manifold,
+                N (N - 1) / 2 for a real orthogonal one and n p - p (p + 1) / 2 for a tall one, as
+                published tables count, instead of by the coordinates of its chart (N^2 for `cwy`
+                with N reflections). A chart with fewer coordinates than that counts by those.
 
-
-def _numbers(tensors: list[Tensor]) -> int:
-    return sum(tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in tensors)
+        Returns:
+            The count.
+        """
+        held = {id(p): p.numel() * (2 if p.is_complex() else 1) for p in self.parameters()}
+        count = 0
+        for constraint in constraints(self) if effective else ():
+            if not is_stiefel(constraint.manifold):
+                continue
+            point = constraint.point
+            n, p = point.shape[-2:]
+            matrices = point.numel() // (n * p)
+            dimension = matrices * manifold_dimension(n, p, point.is_complex())
+            count += min(dimension, sum(held.pop(id(leaf), 0) for leaf in constraint.leaves))
+        return count + sum(held.values())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
+from stiefel.models.counts import Counted
 from stiefel.models.masks import checked_lengths
 
 __all__ = ["FrameRNN", "FrameState", "within_lengths"]
@@ -24,14 +25,14 @@ def within_lengths(lengths: Tensor, x: Tensor) -> Tensor:
     return (steps[:, None] < lengths.to(x.device)[None, :])[:, :, None, None, None]
 
 
-class FrameRNN(nn.Module):
+class FrameRNN(Counted):
     """Layers of a recurrence over frames, under the interface of `torch.nn.RNN`.
 
     A network is a layer class and a few lines. A layer is called as ``layer(x, state, within)``
     with `(T, B, channels, H, W)`, a tuple of `(B, f, H, W)` with one for each of `state_names`, or
     None for zero, and None or `(T, B, 1, 1, 1)` bool, true up to the end of each sequence. It gives
     the outputs `(T, B, f, H, W)` and the state at each sequence's own last step.
-    ``layer.input_weight`` tells dtype and device, ``layer.expected_parameters(effective)`` counts.
+    ``layer.input_weight`` tells dtype and device.
 
     Args:
         layer: ``layer(channels)`` makes one layer for that many channels of its input.
@@ -228,20 +229,3 @@ class FrameRNN(nn.Module):
                 f"{tuple(x.shape)} with T = 0: skip empty sequences, the state stays what it was"
             )
         return batched
-
-    def expected_parameters(self, *, effective: bool = False) -> int:
-        """Number of parameters by formula.
-
-        Args:
-            effective: Whether a constrained kernel counts with the dimension of its manifold,
-                n p - p (p + 1) / 2 with n = kh kw f and p = f, instead of its n p entries. Those
-                are what Riemannian methods and the charts cwy, tcwy, householder, own and polar
-                train.
-
-        Returns:
-            The number.
-        """
-        learned = [getattr(self, name) for name in self.state_names]
-        count = self.num_layers * self.hidden_channels * sum(h is not None for h in learned)
-        layers: Any = self.layers
-        return count + sum(layer.expected_parameters(effective=effective) for layer in layers)

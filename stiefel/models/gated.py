@@ -134,23 +134,6 @@ class _Gated(RecurrentNetwork):
 
         return step
 
-    def expected_parameters(self, *, effective: bool = False) -> int:
-        """The number of parameters, by formula: gates (N (N + F) + 2 N) a layer and direction.
-
-        F are the inputs of the layer; without biases the term 2 N is absent.
-
-        Args:
-            effective: Nothing to choose here, for no weight is constrained.
-
-        Returns:
-            The count.
-        """
-        H, D = self.hidden_size, self.directions
-        inputs = [self.input_size, *[D * H] * (self.num_layers - 1)]
-        one = [self.gates * (H * (H + F) + 2 * H * self.bias) for F in inputs]
-        states = sum(getattr(self, name) is not None for name in self.state_names)
-        return D * sum(one) + states * self.num_layers * D * H
-
 
 class LSTM(_Gated):
     """`torch.nn.LSTM` under the interface of `RecurrentNetwork`; its state is a pair (h, c).

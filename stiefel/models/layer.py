@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError, RepresentationError
 from stiefel.init import Initializer, fill_
-from stiefel.models.counts import linear_parameters, weight_parameters
 from stiefel.models.rollout import rollout
 from stiefel.models.step import LayerStep, elman_step
 from stiefel.parameter import constraints, operator, orthogonal, release
@@ -76,14 +75,6 @@ class RecurrentLayer(nn.Module):
             nn.init.zeros_(self.input.bias)
         if self.beta is not None:
             nn.init.uniform_(self.beta, -0.01, 0.01, generator=generator)
-
-    def expected_parameters(self, effective: bool = False) -> int:
-        """Numbers of this layer; see `RecurrentNetwork.expected_parameters`."""
-        hidden, features = self.input.weight.shape
-        kernel = linear_parameters(features, hidden, self.input.bias is not None)
-        count = kernel * (2 if self.input.weight.is_complex() else 1)
-        count += hidden if self.beta is not None else 0
-        return count + weight_parameters(self.recurrent, effective=effective)
 
     def forward(
         self,

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from stiefel.errors import unknown
 from stiefel.init import Initializer, fill_
 from stiefel.models.base import RecurrentNetwork
-from stiefel.models.counts import linear_parameters, weight_parameters
 from stiefel.models.layer import start_weight, trained_via
 from stiefel.models.rollout import rollout
 from stiefel.models.step import LayerStep, elman_step
@@ -115,16 +114,6 @@ class SchurLayer(nn.Module):
         """One step of this layer, as a function that holds the matrix made here."""
         return elman_step(
             self.input.weight, self.recurrent_matrix(), nonlinearity="modrelu", beta=self.beta
-        )
-
-    def expected_parameters(self, effective: bool = False) -> int:
-        """Numbers of this layer; see `RecurrentNetwork.expected_parameters`."""
-        hidden, features = self.input.weight.shape
-        return (
-            linear_parameters(features, hidden, bias=False)
-            + 2 * hidden  # gamma and theta together, and beta
-            + _triangle_size(hidden, self.mask)
-            + weight_parameters(self.basis, effective=effective)
         )
 
 

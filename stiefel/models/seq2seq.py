@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
 from stiefel.models.attention import AdditiveAttention, Keys, start_linear
 from stiefel.models.cells import Cell, check_networks, network_maker
-from stiefel.models.counts import linear_parameters
+from stiefel.models.counts import Counted
 from stiefel.models.decoding import Decoded, beam_search, better, greedy_search, map_state
 from stiefel.models.masks import masked_cross_entropy, within
 from stiefel.models.rollout import as_lengths
@@ -22,7 +22,7 @@ from stiefel.parametrizations import Parametrization
 __all__ = ["Seq2Seq"]
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(Counted):
     """A recurrent encoder and decoder with additive attention (Bahdanau, Cho and Bengio 2015).
 
     The encoder runs over the embedded source and gives e_1..e_S and its last state, the decoder's
@@ -278,26 +278,6 @@ class Seq2Seq(nn.Module):
             best = beam_search(step, wide, batch, width=width, **penalty, **common)
             found = better(best, found, padding=self.padding, **penalty)
         return self._in_layout(found)
-
-    def expected_parameters(self, *, effective: bool = False) -> int:
-        """The number of parameters, by formula.
-
-        Two embeddings, two networks, the attention A (2 H + 3), and the head V (H + 1).
-
-        Args:
-            effective: Whether a constrained weight counts by the dimension of its manifold.
-
-        Returns:
-            The count.
-        """
-        words = self.source_embedding.num_embeddings + self.target_embedding.num_embeddings
-        return (
-            words * self.source_embedding.embedding_dim
-            + self.encoder.expected_parameters(effective=effective)
-            + self.decoder.expected_parameters(effective=effective)
-            + self.attention.expected_parameters()
-            + linear_parameters(self.head.in_features, self.head.out_features)
-        )
 
     def extra_repr(self) -> str:
         """Options, for printing."""

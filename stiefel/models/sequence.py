@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stiefel.errors import unknown
 from stiefel.geometry import product, realify_vector
 from stiefel.models.base import RecurrentNetwork
-from stiefel.models.counts import linear_parameters
+from stiefel.models.counts import Counted
 
 __all__ = ["HEAD_INITIALIZERS", "SequenceModel"]
 
@@ -21,7 +21,7 @@ HEAD_INITIALIZERS = ("kaiming", "default")
 _READOUTS = ("all", "last")
 
 
-class SequenceModel(nn.Module):
+class SequenceModel(Counted):
     """Logits of a sequence, ``Linear(h_t)``: for each step, or from the last state only.
 
     The head of a complex network is real and takes [Re h, Im h], as in uRNN.
@@ -122,19 +122,6 @@ class SequenceModel(nn.Module):
             bias = self.head.bias.to(decoder.dtype)
             return nn.functional.linear(h, weight, bias).to(self.head.weight.dtype)
         return self.head(realify_vector(h) if self.complex else h)
-
-    def expected_parameters(self, *, effective: bool = False) -> int:
-        """The number of parameters, by formula: those of the network and those of the head.
-
-        Args:
-            effective: Whether a constrained weight counts by the dimension of its manifold.
-
-        Returns:
-            The count.
-        """
-        rnn: Any = self.rnn
-        head = linear_parameters(self.head.in_features, self.head.out_features)
-        return rnn.expected_parameters(effective=effective) + head
 
     def _last(self, state: Any) -> Tensor:
         """Last states of the last layer, directions side by side."""

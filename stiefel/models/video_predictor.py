@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError, unknown
 from stiefel.models.conv_lstm import ConvLSTM
 from stiefel.models.conv_neru import ConvNERU
+from stiefel.models.counts import Counted
 from stiefel.models.frames import FrameState, within_lengths
 from stiefel.models.masks import checked_lengths
 
@@ -52,14 +53,8 @@ class _Block(nn.Module):
             x = nn.functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
         return torch.relu(self.norm(self.convolution(x)))
 
-    @property
-    def expected_parameters(self) -> int:
-        """k^2 in out + 2 out."""
-        out, channels, k, _ = self.convolution.weight.shape
-        return k * k * channels * out + 2 * out
 
-
-class VideoPredictor(nn.Module):
+class VideoPredictor(Counted):
     """Predicts every next frame of a video from those before: an hourglass of recurrent blocks.
 
     With the default widths (32, 64, 128) and frames of 64 x 64 pixels:
@@ -278,25 +273,3 @@ class VideoPredictor(nn.Module):
                 f"{len(state)}: pass on the second result of predict"
             )
         return batched
-
-    def expected_parameters(self, *, effective: bool = False) -> int:
-        """Number of parameters by formula: convolutions, norms, recurrent blocks, head.
-
-        Args:
-            effective: As `ConvNERU.expected_parameters` takes it.
-
-        Returns:
-            The number; blocks that have no such formula are counted.
-        """
-        count = sum(
-            block.expected_parameters for block in self.modules() if isinstance(block, _Block)
-        )
-        last: Any = self.head[1]
-        count += 9 * last.in_channels * last.out_channels + last.out_channels
-        for cell in self.cells:
-            formula: Any = getattr(cell, "expected_parameters", None)
-            if formula is None:
-                count += sum(parameter.numel() for parameter in cell.parameters())
-            else:
-                count += formula(effective=effective)
-        return count

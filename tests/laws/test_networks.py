@@ -176,6 +176,31 @@ def test_counts_are_the_real_number_and_that_of_the_paper(network):
         assert model.expected_parameters(effective=True) == network.published(K, N) + head
 
 
+def test_what_is_tied_counts_once(network):
+    rnn, one = network.make("cwy", 8, 8, num_layers=3), network.make("cwy", 8, 8)
+    if not hasattr(rnn, "layers"):  # torch's own network within, whose weights are not modules
+        assert rnn.expected_parameters() == 3 * one.expected_parameters()
+        return
+    layer = one.layers[0]
+    shared = sum(p.numel() * (2 if p.is_complex() else 1) for p in layer.input.parameters())
+    counts = [one.expected_parameters(effective=effective) for effective in (False, True)]
+
+    def counted(model):
+        return [model.expected_parameters(effective=effective) for effective in (False, True)]
+
+    assert counted(rnn) == [3 * count for count in counts]
+    rnn.layers[1] = rnn.layers[0]
+    assert counted(rnn) == [2 * count for count in counts]
+    rnn.layers[2].input = rnn.layers[0].input
+    assert counted(rnn) == [2 * count - shared for count in counts]
+    for name, child in rnn.layers[0].named_children():  # all weights that modules hold
+        setattr(rnn.layers[2], name, child)
+    own = sum(p.numel() for p in layer.parameters(recurse=False))
+    assert counted(rnn) == [count + own for count in counts]
+    head = 2 * 8 * (2 if network.complex else 1) + 2
+    assert counted(SequenceModel(rnn, 2)) == [count + own + head for count in counts]
+
+
 def test_what_is_printed_is_how_the_weights_are_trained_now(network):
     if not network.constraints:
         assert "via=" not in repr(network.make("cwy"))
