@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 from scipy.linalg import matmul_toeplitz
 from scipy.special import stdtr, stdtrit
 
+from stiefel.diagnostics.turns import lasts, turn
 from stiefel.errors import ConfigurationError, DataError, ShapeError
 
 __all__ = ["Judgement", "RateFit", "Verdict", "fit_rate", "judge_rate"]
@@ -23,6 +25,12 @@ _FEWEST = 8
 _AT_FLOOR = 2.0
 #: NaNs, or zeros, at the end of a record that are no gap any more.
 _LOST = 3
+#: Points below which a rise is no divergence: three for each wave of the noise.
+_RISE = 3 * _WAVES
+#: Points below which neither part of a record that turns is judged.
+_PART = 2 * _WAVES
+#: Share of a planned training in which a rise is its beginning.
+_EARLY = 0.2
 
 
 @dataclass(frozen=True)
@@ -201,16 +209,20 @@ def judge_rate(
     required: float = -0.45,
     confidence: float = 0.95,
     window: tuple[float, float] | None = None,
+    planned: float | None = None,
 ) -> Judgement:
     """Says which holds of the end of a record: falling, at a floor, rising, or unknown.
 
     *Decreasing*: the log-log slope over [k/2, k] is at most `required`, as the convergence theorem
     promises of the squared gradient, k^(-1/2 + eps). *Noise floor*: the record is at most twice
     the given floor, or, where none is given, flat (the slope lies between `required` / 2 and
-    -`required` / 2). *Diverging*: the slope is positive, or the record ends in an infinity or in
-    three NaNs. Three exact zeros at the end are *decreasing*. Each needs the confidence asked for,
-    one-sided, by the interval of `fit_rate`. Else it is *too early to say*. A true gradient that
-    falls more slowly than promised is too early as well, and the explanation says so.
+    -`required` / 2). *Diverging*: the slope is positive over 24 points or more, and still is over
+    the last half of them; or the record ends in an infinity or in three NaNs. Three exact zeros at
+    the end are *decreasing*. Each needs the confidence asked for, one-sided, by the interval of
+    `fit_rate`. Else it is *too early to say*. So is a true gradient that falls more slowly than
+    promised, and a rise of few points, or early in a training whose length is `planned`.
+
+    A record that turns inside the window, where two lines fit it best, is judged by what follows.
 
     Args:
         steps: Step numbers k > 0, increasing.
@@ -221,6 +233,7 @@ def judge_rate(
         confidence: That a verdict needs.
         window: First and last step to use, as if the record ended there; None for the last half,
             [k/2, k].
+        planned: Steps of the whole training: in the first fifth a rise is no divergence.
 
     Returns:
         The verdict, its confidence and grounds. Records with gaps, zeros or few points are no
@@ -238,6 +251,30 @@ def judge_rate(
         >>> judge_rate(steps, [2 * k**-0.8 for k in steps]).verdict.value
         'decreasing'
     """
+    noise_floor = _checked(required, noise_floor)
+    k, y = _record(steps, values)
+    if window is not None:
+        k, y = k[k <= window[1]], y[k <= window[1]]
+    early = _without_fit(k, y)
+    if early is not None:
+        return early
+    try:
+        fit = fit_rate(k.tolist(), y.tolist(), window=window, confidence=confidence)
+    except DataError as error:
+        return Judgement(Verdict.TOO_EARLY, 0.0, None, str(error))
+    if fit.standard_error == 0 and fit.slope == 0:
+        words = f"every value in the window is {fit.level:.3g}: nothing moves. Are the weights "
+        words += "frozen, or was one number recorded again and again?"
+        return Judgement(Verdict.TOO_EARLY, 0.0, fit, words)
+    fit, rise, since = _since_turn(k, y, fit, confidence)
+    if planned is not None and k[-1] < _EARLY * planned:
+        rise = rise or f"in the first {k[-1] / planned:.0%} of the training, as many do: train on"
+    found = _by_slope(fit, noise_floor, required, confidence, rise)
+    return dataclasses.replace(found, explanation=since + found.explanation)
+
+
+def _checked(required: float, noise_floor: float | None) -> float | None:
+    """The noise floor, None where it is not known; refuses what cannot be."""
     if not required < 0:
         raise ConfigurationError(f"expected a negative required slope, got {required}")
     if noise_floor is not None and math.isnan(noise_floor):
@@ -247,21 +284,32 @@ def judge_rate(
             f"expected a finite noise floor, zero or more, got {noise_floor}: leave it out where "
             "it is unknown"
         )
-    k, y = _record(steps, values)
-    if window is not None:
-        k, y = k[k <= window[1]], y[k <= window[1]]
-    early = _without_fit(k, y)
-    if early is not None:
-        return early
-    try:
-        fit = fit_rate(steps, values, window=window, confidence=confidence)
-    except DataError as error:
-        return Judgement(Verdict.TOO_EARLY, 0.0, None, str(error))
-    if fit.standard_error == 0 and fit.slope == 0:
-        words = f"every value in the window is {fit.level:.3g}: nothing moves. Are the weights "
-        words += "frozen, or was one number recorded again and again?"
-        return Judgement(Verdict.TOO_EARLY, 0.0, fit, words)
-    return _by_slope(fit, noise_floor, required, confidence)
+    return noise_floor
+
+
+def _since_turn(
+    k: np.ndarray, y: np.ndarray, fit: RateFit, confidence: float
+) -> tuple[RateFit, str, str]:
+    """The fit after a turn, if there is one; why a rise there is no divergence; where it was."""
+    first, last = fit.window
+    used = (k >= first) & (k <= last) & np.isfinite(y) & (y > 0)
+    k, y = k[used], y[used]
+
+    def line(k: np.ndarray, y: np.ndarray) -> RateFit:
+        return fit_rate(k.tolist(), y.tolist(), confidence=confidence, window=(k[0], k[-1]))
+
+    since, rise = "", ""
+    found = turn(k, y, line, fewest=_PART, confidence=confidence)
+    if found is not None:
+        at, rose = found
+        since = f"it {'rose' if rose else 'fell'} until step {k[at - 1]:g}; since then "
+        k, y = k[at:], y[at:]
+        fit = line(k, y)
+    if len(k) < _RISE:
+        rise = f"but {len(k)} points are too few to call a rise divergence: train on"
+    elif not lasts(k, y):
+        rise = "but no longer at the end: train on"
+    return fit, rise, since
 
 
 def _without_fit(k: np.ndarray, y: np.ndarray) -> Judgement | None:
@@ -287,10 +335,12 @@ def _without_fit(k: np.ndarray, y: np.ndarray) -> Judgement | None:
 
 
 def _by_slope(
-    fit: RateFit, noise_floor: float | None, required: float, confidence: float
+    fit: RateFit, noise_floor: float | None, required: float, confidence: float, rise: str
 ) -> Judgement:
+    """The verdict on a line; `rise` says why a rise is no divergence, if it is none."""
     falling = fit.below(required)
-    rising = 1 - fit.below(0.0)
+    rises = 1 - fit.below(0.0) >= confidence
+    rising = 0.0 if rise else 1 - fit.below(0.0)
     flat = min(1 - fit.below(required / 2), fit.below(-required / 2))
     level = f"level {fit.level:.3g}"
     if noise_floor is not None:
@@ -316,6 +366,8 @@ def _by_slope(
         return Judgement(Verdict.NOISE_FLOOR, flat, fit, words)
     if noise_floor is not None and flat >= confidence:
         words = f"{said}it is flat, but above the noise: a plateau of the loss, which may pass"
+    elif rises:
+        words = f"{said}it rises, {rise}"
     elif 1 - fit.below(required) >= confidence and fit.below(0.0) >= confidence:
         words = f"{said}it falls, but more slowly than k^{required:g} so far"
     else:

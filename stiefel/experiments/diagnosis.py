@@ -217,7 +217,7 @@ def measure(run: SavedRun, *, samples: int, seed: int | None, confidence: float)
         noise,
         _singular_values(own),
         flows,
-        History.read(run.folder.stationarity, noise, confidence),
+        History.read(run.folder.stationarity, noise, confidence, run.options.iterations),
     )
 
 

@@ -34,13 +34,16 @@ class History:
     judgement: Judgement
 
     @classmethod
-    def read(cls, path: Path, noise: float, confidence: float) -> History | None:
+    def read(
+        cls, path: Path, noise: float, confidence: float, planned: int | None
+    ) -> History | None:
         """Reads ``stationarity.csv``.
 
         Args:
             path: The file.
             noise: Expected |noise|^2 of the gradient of one batch; NaN where it is not known.
             confidence: Confidence of the verdict.
+            planned: Steps of the whole run.
 
         Returns:
             The history; None where the file is absent or has no gradients.
@@ -63,7 +66,7 @@ class History:
                 f"{path}: expected steps from 1 on that increase from row to row; delete the rows "
                 "that do not, or delete the file and go on without the rows so far"
             )
-        found = judge_rate(steps, values, noise_floor=floor, confidence=confidence)
+        found = judge_rate(steps, values, noise_floor=floor, confidence=confidence, planned=planned)
         return cls(steps, values, floor, found)
 
     @property
