@@ -61,17 +61,12 @@ def convert(
 
     Raises:
         RepresentationError: If a chart cannot hold a point; nothing is changed.
-        ConfigurationError: If no weight has the name, or the optimizer cannot take the leaves.
+        ConfigurationError: If the model has no constrained weight, or none of that name, or the
+            optimizer cannot take the leaves.
     """
     check_via(via)
-    chosen = [
-        c for c in constraints(model) if name is None or name in (c.path, c.path.split(".")[-1])
-    ]
-    if name is not None and not chosen:
-        known = ", ".join(c.path for c in constraints(model)) or "none"
-        raise ConfigurationError(f"no constrained weight {name!r}: the model has {known}")
     prepared: list[tuple[Constraint, ConstraintList]] = []
-    for constraint in chosen:
+    for constraint in _chosen(model, name):
         with naming(constraint.path):
             storage = _converted(constraint, via, options)
             if optimizer is not None:
@@ -86,6 +81,28 @@ def convert(
     if attend is not None:
         attend()
     return model
+
+
+def _chosen(model: nn.Module, name: str | None) -> list[Constraint]:
+    """The weights that `convert` is to change, at least one."""
+    every = list(constraints(model))
+    if not every:
+        plain = [k for k, v in model.named_parameters() if v.ndim > 1]
+        more = ", ..." if len(plain) > 4 else ""
+        raise ConfigurationError(
+            f"expected a model with constrained weights, got {type(model).__name__} with none "
+            f"(ordinary matrices in it: {', '.join(plain[:4]) or 'none'}{more}): convert changes "
+            "how a constrained weight is trained; constrain one with stiefel.orthogonal(layer, "
+            "via=...)"
+        )
+    chosen = [c for c in every if name is None or name in (c.path, c.path.split(".")[-1])]
+    if not chosen:
+        known = ", ".join(c.path for c in every)
+        raise ConfigurationError(
+            f"no constrained weight {name!r}: the model has {known}. Give one of these paths, or "
+            "the last part of one as name="
+        )
+    return chosen
 
 
 def _converted(

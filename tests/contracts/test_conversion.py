@@ -35,6 +35,26 @@ class TestOtherManifolds:
         assert torch.equal(model.S, before)
 
 
+class TestNothingToConvert:
+    def test_a_model_of_ordinary_weights(self):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        with pytest.raises(
+            ConfigurationError,
+            match=r"got Sequential with none.*0\.weight, 1\.weight\).*stiefel\.orthogonal\(layer",
+        ):
+            stiefel.convert(model, "cwy")
+        with pytest.raises(ConfigurationError, match="constrained weights"):
+            stiefel.convert(model, "cwy", name="0.weight")
+
+    def test_a_model_without_matrices(self):
+        with pytest.raises(ConfigurationError, match=r"got ReLU with none.*in it: none"):
+            stiefel.convert(nn.ReLU(), "rgd-c-c", optimizer=None)
+
+    def test_after_release(self):
+        with pytest.raises(ConfigurationError, match="constrained weights"):
+            stiefel.convert(stiefel.release(square()), "rgd-c-c")
+
+
 class TestWrongOptimizers:
     def test_convert_refuses_an_optimizer_of_another_model(self):
         layer = square()
