@@ -74,6 +74,38 @@ def test_averages_in_the_surrounding_space_are_said():
     assert [finding.name for finding in strict.failures] == ["momentum is tangent"]
 
 
+class Surrounding(torch.optim.Optimizer):
+    """Heavy ball of a stranger: the average of ambient gradients, projected when it steps."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for leaf in self.param_groups[0]["params"]:
+            average = self.state[leaf].setdefault("average", torch.zeros_like(leaf.data))
+            average.mul_(0.5).add_(leaf.grad)
+            u = leaf.manifold.egrad2rgrad(leaf, average)
+            leaf.copy_(leaf.manifold.retr(leaf, -self.param_groups[0]["lr"] * u))
+
+
+class Said(Surrounding):
+    ambient_state = True
+
+
+def test_an_optimizer_of_another_author_says_it_too():
+    assert failures(Surrounding, steps=5) == {"momentum is tangent"}
+    report = check_optimizer(Said, steps=5)
+    assert report.ok, str(report)
+    assert any("by design" in reason for reason in report.skipped)
+    assert failures(Said, steps=5, ambient_state=False) == {"momentum is tangent"}
+
+
+def test_the_registry_says_the_same():
+    assert all(case.tangent or case.kind.ambient_state for case in OPTIMIZERS)
+    assert any(case.kind.ambient_state for case in OPTIMIZERS)
+
+
 def test_functions_that_make_optimizers_and_manifolds_of_others():
     report = check_optimizer(
         lambda params, lr, **options: RGD(params, lr, momentum=0.5, **options),

@@ -80,6 +80,9 @@ class RiemannianOptimizer(GroupedLeaves):
         skip_nonfinite: See above.
     """
 
+    #: Whether averages of gradients are kept in the surrounding space by design, not tangent.
+    ambient_state: bool = False
+
     def _propose(self, batch: Batch) -> Proposal:
         """Where a batch goes: a pure function of it, which treats every matrix by itself.
 

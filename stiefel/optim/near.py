@@ -93,6 +93,8 @@ def tangent_part(X: Tensor, G: Tensor) -> Tensor:
 class NearManifold(RiemannianOptimizer):
     """Base of the optimizers whose points are near the manifold: they report how near."""
 
+    ambient_state = True  # averages are not transported: `tangent_field` takes their part at X
+
     def _reach(self, group: Mapping[str, Any]) -> float:
         """What the largest entry of ``|X^H X - I|`` is at most, while a group is stepped."""
         raise NotImplementedError

@@ -80,6 +80,7 @@ class RGDAdam(RiemannianOptimizer):
     """
 
     _points_have_betas = True
+    ambient_state = True  # M is projected at the point that is reached
 
     def __init__(
         self,

@@ -17,13 +17,9 @@ from stiefel.diagnostics.report import Curve, Report
 from stiefel.errors import ConfigurationError, unknown
 from stiefel.manifolds import Manifold, Stiefel, is_stiefel
 from stiefel.numerics import full_precision, plain
-from stiefel.optim import POGO, Landing, RGDAdam
 from stiefel.optim.solvers.components import component_of
 
 __all__ = ["check_optimizer"]
-
-#: Optimizers that keep averages in the surrounding space by design, and project when they step.
-_AMBIENT = (RGDAdam, POGO, Landing)
 
 
 @torch.inference_mode(False)
@@ -58,7 +54,9 @@ def check_optimizer(
             torch's optimizer does. Those with the argument ``euclidean=`` of
             `stiefel.optim.RiemannianOptimizer` claim both.
         ambient_state: Whether averages of gradients are kept in the surrounding space by design,
-            and need not be tangent. By default for `stiefel.optim.RGDAdam`, `POGO` and `Landing`.
+            and need not be tangent. By default what the attribute ``ambient_state`` of the
+            optimizer says, True for `stiefel.optim.RGDAdam`, `POGO` and `Landing`, and False
+            where there is none.
         generator: Source of randomness; the same numbers each time by default.
 
     Returns:
@@ -274,8 +272,8 @@ def _check_state(builder: ReportBuilder, trial: Trial, lr: float, ambient: bool 
     if not states:
         builder.skip("momentum: the optimizer keeps none with these options")
         return
-    if ambient is None and isinstance(optimizer, _AMBIENT):
-        ambient = True
+    if ambient is None:
+        ambient = bool(getattr(optimizer, "ambient_state", False))
     if ambient:
         builder.skip(
             "momentum is tangent: the averages are kept in the surrounding space by design"
