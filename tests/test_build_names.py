@@ -14,6 +14,7 @@ from stiefel.errors import ConfigurationError, UnknownNameError
 from stiefel.optim import build
 from stiefel.optim.build import RIEMANNIAN
 from stiefel.parameter import SHORT_FORMS
+from stiefel.parameter.via import NAMED_OPTIMIZERS
 
 #: For each name a way to store a weight that its optimizer takes.
 VIAS = {name: name if name in SHORT_FORMS else "rgd-c-c" for name in RIEMANNIAN}
@@ -53,6 +54,46 @@ def test_the_optimizer_that_a_short_form_names_is_the_default(name):
         build(model, lr=0.1)
     stiefel.convert(model, name)
     assert type(build(model, lr=0.1).riemannian) is RIEMANNIAN[name]
+
+
+@pytest.mark.parametrize("name", [name for name in RIEMANNIAN if name in SHORT_FORMS])
+def test_a_conversion_takes_the_optimizer_that_the_short_form_names_alone(name):
+    model = nn.Sequential(*[stiefel.orthogonal(nn.Linear(5, 5), init="haar") for _ in range(2)])
+    kind = RIEMANNIAN[name].__name__
+    other = build(model, lr=0.1)
+    held = [list(group["params"]) for group in other.param_groups]
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"^0.weight: via='{name}' names the optimizer {kind}, .* by RGD: .*optim\.build.*"
+        "via='riemannian', inner='euclidean'",
+    ):
+        stiefel.convert(model, name, optimizer=other)
+    assert [c.via for c in stiefel.constraints(model)] == ["cwy", "cwy"]
+    for group, before in zip(other.param_groups, held, strict=True):
+        assert all(a is b for a, b in zip(group["params"], before, strict=True))
+    other.check()
+
+    class Derived(RIEMANNIAN[name]):
+        pass
+
+    for riemannian in (name, Derived):
+        fitting = build(model, lr=0.1, riemannian=riemannian)
+        stiefel.convert(model, name, optimizer=fitting)
+        assert [c.made_for for c in stiefel.constraints(model)] == [name] * 2
+        fitting.check()
+        stiefel.convert(model, "cwy", optimizer=fitting)
+
+
+def test_the_manifold_of_a_short_form_goes_with_any_optimizer():
+    model = nn.Sequential(stiefel.orthogonal(nn.Linear(5, 5), init="haar"))
+    optimizer = build(model, lr=0.1)
+    stiefel.convert(model, "riemannian", inner="euclidean", tolerance=0.5, optimizer=optimizer)
+    optimizer.check()
+
+
+def test_every_short_form_that_names_an_optimizer_knows_its_class():
+    named = [name for name in RIEMANNIAN if name in SHORT_FORMS]
+    assert {name: RIEMANNIAN[name].__name__ for name in named} == NAMED_OPTIMIZERS
 
 
 def test_what_is_refused():

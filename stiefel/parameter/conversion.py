@@ -13,7 +13,7 @@ from stiefel.parameter.constraint import Constraint, constraints
 from stiefel.parameter.points import coordinates_of, make_leaves, nearest
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parameter.storage import ConstraintList, install
-from stiefel.parameter.via import check_via, make_chart
+from stiefel.parameter.via import NAMED_OPTIMIZERS, SHORT_FORMS, check_via, make_chart
 from stiefel.parameter.views import MatrixView
 from stiefel.parametrizations import Parametrization
 
@@ -53,7 +53,9 @@ def convert(
         via: As in `stiefel.orthogonal`.
         name: Only the weights of this dotted path, or of this last name; all by default.
         optimizer: An optimizer of `stiefel.optim.build`, which takes the new leaves in place of
-            the old (their moments are reset), or a torch optimizer when `via` is a chart.
+            the old (their moments are reset), or a torch optimizer when `via` is a chart. A short
+            form that names an optimizer (``"landing"``, ``"rgd-adam"``, ...) goes with that one
+            alone.
         **options: Options of the new chart.
 
     Returns:
@@ -62,7 +64,7 @@ def convert(
     Raises:
         RepresentationError: If a chart cannot hold a point; nothing is changed.
         ConfigurationError: If the model has no constrained weight, or none of that name, or the
-            optimizer cannot take the leaves.
+            optimizer cannot take the leaves or is not the one that `via` names.
     """
     check_via(via)
     prepared: list[tuple[Constraint, ConstraintList]] = []
@@ -143,14 +145,30 @@ def _check_exchange(
             f"{constraint.path} is not trained by the {type(optimizer).__name__} that was given: "
             "pass the optimizer that holds it, or none and make a new one"
         )
+    if isinstance(storage.chart, Riemannian):
+        if _moves_straight(optimizer):
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} cannot move {constraint.path} on its manifold: "
+                "convert without optimizer=, and make one with stiefel.optim.build(model, ...)"
+            )
+        _check_named(optimizer, storage.chart.made_for)
     accepts = getattr(optimizer, "check_exchange", None)
     if accepts is not None:
         accepts(storage.originals, riemannian=isinstance(storage.chart, Riemannian))
-    if isinstance(storage.chart, Riemannian) and _moves_straight(optimizer):
-        raise ConfigurationError(
-            f"{type(optimizer).__name__} cannot move {constraint.path} on its manifold: make the "
-            "optimizer with stiefel.optim.build(model, ...)"
-        )
+
+
+def _check_named(optimizer: torch.optim.Optimizer, named: str | None) -> None:
+    """Refuses an optimizer other than the one that the short form names."""
+    moving = type(getattr(optimizer, "riemannian", optimizer))
+    if named is None or NAMED_OPTIMIZERS[named] in [kind.__name__ for kind in moving.__mro__]:
+        return
+    manifold = ", ".join(f"{key}={value!r}" for key, value in SHORT_FORMS[named][1].items())
+    raise ConfigurationError(
+        f"via={named!r} names the optimizer {NAMED_OPTIMIZERS[named]}, got one that moves points "
+        f"by {moving.__name__}: convert without optimizer= and make a new one, "
+        f"stiefel.optim.build(model, ...); or, to go on with {moving.__name__} on that manifold, "
+        f"convert with via='riemannian', {manifold}"
+    )
 
 
 def _exchange(

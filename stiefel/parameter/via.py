@@ -14,7 +14,7 @@ from stiefel.parameter.riemannian import Riemannian
 from stiefel.parametrizations import CHARTS, Parametrization
 from stiefel.parametrizations.options import chart_label
 
-__all__ = ["SHORT_FORMS", "check_via", "make_chart", "via_names"]
+__all__ = ["NAMED_OPTIMIZERS", "SHORT_FORMS", "check_via", "make_chart", "via_names"]
 
 
 def _half(n: int) -> int:
@@ -47,8 +47,14 @@ SHORT_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "eurnn": ("givens", {}),
 }
 
-#: Short forms that name an optimizer: `stiefel.optim.build` takes it where no other is named.
-_OPTIMIZERS = ("rgd-adam", "landing", "pogo", "stiefel-muon")
+#: Short forms that name an optimizer, which `stiefel.optim.build` takes where no other is named,
+#: and its class.
+NAMED_OPTIMIZERS = {
+    "rgd-adam": "RGDAdam",
+    "landing": "Landing",
+    "pogo": "POGO",
+    "stiefel-muon": "StiefelMuon",
+}
 
 #: Arguments of a chart that the door gives by itself.
 _GIVEN = ("self", "n", "p", "batch", "device")
@@ -126,7 +132,7 @@ def make_chart(
             f"them of the wrong type ({error}): see stiefel.parametrizations for what they may be"
         ) from error
     made.said = None if via == name else via
-    if isinstance(made, Riemannian) and via in _OPTIMIZERS:
+    if isinstance(made, Riemannian) and via in NAMED_OPTIMIZERS:
         made.made_for = via
     return made
 
