@@ -27,3 +27,24 @@ def test_a_rise_at_the_beginning_of_the_run_is_no_divergence(tmp_path: Path) -> 
     assert early.judgement.verdict is Verdict.TOO_EARLY
     assert "in the first 10% of the training, as many do" in early.said
     assert history(tmp_path / "late", norms, planned=200).judgement.verdict is Verdict.DIVERGING
+
+
+def test_what_to_do_is_said_in_options_of_the_command(tmp_path: Path) -> None:
+    """Whatever the verdict, nobody at a command line is sent to a function of Python."""
+    k = np.arange(1, 201)
+    wave = np.exp(0.05 * np.sin(7 * k))
+    cases = {
+        "floor": (wave, 1.0, "--batch-size", "half of this or more is noise"),
+        "flat": (wave, 0.0, "--batch-size", "it is flat"),
+        "few": (wave[:6], 0.0, "--monitor-every", "at least 8"),
+        "rise": (wave * k, 0.0, "--lr-orthogonal", "it rises"),
+        "lost": (np.where(k < 150, wave, math.nan), 0.0, "--lr-orthogonal", "the record ends in"),
+    }
+    for name, (norms, noise, option, grounds) in cases.items():
+        found = history(tmp_path / name, norms, planned=200, noise=noise)
+        assert grounds in found.said, name
+        assert option in found.said, name
+        for word in ("squared_norm_estimate", "noise_floor=", "window,", "another window", "()"):
+            assert word not in found.said, name
+        assert found.judgement.explanation in found.said
+        assert found.judgement.explanation.endswith(found.judgement.advice)

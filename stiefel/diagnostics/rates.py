@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from scipy.linalg import matmul_toeplitz
 from scipy.special import stdtr, stdtrit
 
+from stiefel.diagnostics.judgements import Advice, Judgement, Verdict
 from stiefel.diagnostics.turns import lasts, turn
 from stiefel.errors import ConfigurationError, DataError, ShapeError
 
@@ -122,8 +122,8 @@ def fit_rate(
     if len(k) < _FEWEST:
         where = f"from step {first:g} on" if math.isinf(last) else f"of steps {first:g} to {last:g}"
         raise DataError(
-            f"expected at least {_FEWEST} finite positive values {where}, got {len(k)}: record "
-            "more often, train longer, or give another window"
+            f"expected at least {_FEWEST} finite positive values {where}, got {len(k)}: "
+            f"{Advice.FEW_RECORDS}"
         )
     x, log_y = np.log(k), np.log(y)
     slope, error, level_error, waves = _line(x, log_y)
@@ -169,36 +169,6 @@ def _one_sided(distance: float, error: float, degrees: int) -> float:
     if error == 0:
         return float(distance >= 0)
     return float(stdtr(degrees, distance / error))
-
-
-class Verdict(StrEnum):
-    """What a record of squared gradient norms shows."""
-
-    DECREASING = "decreasing"
-    NOISE_FLOOR = "noise floor"
-    DIVERGING = "diverging"
-    TOO_EARLY = "too early to say"
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict and its grounds.
-
-    Attributes:
-        verdict: What holds.
-        confidence: One-sided confidence of the verdict; of the likeliest other verdict where it is
-            too early to say.
-        fit: The line through the end of the record; None where none could be fitted.
-        explanation: The grounds in words, and what to do.
-    """
-
-    verdict: Verdict
-    confidence: float
-    fit: RateFit | None
-    explanation: str
-
-    def __str__(self) -> str:
-        return f"{self.verdict.value} ({100 * self.confidence:.1f} %): {self.explanation}"
 
 
 def judge_rate(
@@ -261,7 +231,7 @@ def judge_rate(
     try:
         fit = fit_rate(k.tolist(), y.tolist(), window=window, confidence=confidence)
     except DataError as error:
-        return Judgement(Verdict.TOO_EARLY, 0.0, None, str(error))
+        return Judgement(Verdict.TOO_EARLY, 0.0, None, str(error), Advice.FEW_RECORDS)
     if fit.standard_error == 0 and fit.slope == 0:
         words = f"every value in the window is {fit.level:.3g}: nothing moves. Are the weights "
         words += "frozen, or was one number recorded again and again?"
@@ -324,9 +294,8 @@ def _without_fit(k: np.ndarray, y: np.ndarray) -> Judgement | None:
         return Judgement(Verdict.TOO_EARLY, 0.0, None, words)
     bad = int(np.argmax(np.isfinite(y[::-1]))) if np.isfinite(y).any() else len(y)
     if bad >= _LOST or math.isinf(y[-1]):
-        words = f"the record ends in {y[-1]:g}, from step {k[len(y) - bad]:g} on: the step is too "
-        words += "long, or a loss overflowed"
-        return Judgement(Verdict.DIVERGING, 1.0, None, words)
+        words = f"the record ends in {y[-1]:g}, from step {k[len(y) - bad]:g} on: {Advice.OVERFLOW}"
+        return Judgement(Verdict.DIVERGING, 1.0, None, words, Advice.OVERFLOW)
     if (y[-_LOST:] == 0).all():
         words = "the record ends in exact zeros: the point is stationary to rounding, or the "
         words += "loss no longer sees the weights"
@@ -356,14 +325,14 @@ def _by_slope(
         return Judgement(Verdict.DECREASING, falling, fit, words)
     if noise_floor is not None and at_floor >= confidence:
         words = f"{said}half of this or more is noise, so a smaller gradient cannot be seen. "
-        words += "Take larger batches, or judge the estimates of squared_norm_estimate"
-        return Judgement(Verdict.NOISE_FLOOR, at_floor, fit, words)
+        advice = Advice.BELOW_NOISE
+        return Judgement(Verdict.NOISE_FLOOR, at_floor, fit, words + advice, advice)
     if rising >= confidence:
-        words = f"{said}it rises; the step is too long"
-        return Judgement(Verdict.DIVERGING, rising, fit, words)
+        words = f"{said}it rises; {Advice.LONG_STEP}"
+        return Judgement(Verdict.DIVERGING, rising, fit, words, Advice.LONG_STEP)
     if noise_floor is None and flat >= confidence:
-        words = f"{said}it is flat; noise_floor= tells the noise of a batch from a plateau"
-        return Judgement(Verdict.NOISE_FLOOR, flat, fit, words)
+        words = f"{said}it is flat; {Advice.UNKNOWN_NOISE}"
+        return Judgement(Verdict.NOISE_FLOOR, flat, fit, words, Advice.UNKNOWN_NOISE)
     if noise_floor is not None and flat >= confidence:
         words = f"{said}it is flat, but above the noise: a plateau of the loss, which may pass"
     elif rises:

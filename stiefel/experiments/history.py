@@ -9,11 +9,30 @@ import math
 from pathlib import Path
 
 from stiefel.diagnostics import CSVLogger, Judgement, Verdict, judge_rate
+from stiefel.diagnostics.judgements import Advice
 from stiefel.errors import DataError
 
 __all__ = ["History", "read_record"]
 
 _FIGURE = "model/euclidean_norm"
+
+#: What to do on the command line, for what a caller from Python is told.
+_ADVICE: dict[str, str] = {
+    Advice.BELOW_NOISE: (
+        "What is below it stands in the answer on stationary; more --samples of stiefel diagnose "
+        "see further, and a larger --batch-size of stiefel train has less noise"
+    ),
+    Advice.UNKNOWN_NOISE: (
+        "that is a plateau of the loss, or the noise of a batch: the noise of stiefel train with "
+        "a larger --batch-size is smaller, a plateau is not"
+    ),
+    Advice.FEW_RECORDS: (
+        "go on with stiefel train --resume and more --iterations, or train with a smaller "
+        "--monitor-every"
+    ),
+    Advice.LONG_STEP: "train with a lower --lr or --lr-orthogonal",
+    Advice.OVERFLOW: "train with a lower --lr or --lr-orthogonal",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +86,8 @@ class History:
                 "that do not, or delete the file and go on without the rows so far"
             )
         found = judge_rate(steps, values, noise_floor=floor, confidence=confidence, planned=planned)
-        return cls(steps, values, floor, found)
+        advice = _ADVICE.get(found.advice, found.advice)
+        return cls(steps, values, floor, found.advising(advice))
 
     @property
     def said(self) -> str:
