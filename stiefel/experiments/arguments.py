@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import re
 import sys
 import textwrap
@@ -171,10 +172,11 @@ Train one method on one task and leave a run folder: options, versions, metrics,
 picture of the loss, and summary.json. Numbers in brackets are defaults."""
 _DIAGNOSE = """\
 Is the weight on its manifold, has training come to a stationary point, do gradients survive? Reads
-a run that `stiefel train` has left (finished, killed, or going on) or its checkpoint, on the CPU,
-and changes nothing of it. Prints answers and tables; leaves a page of figures and the numbers.
-With --experiment: runs an experiment with a known answer. The exit status is 0 whatever is
-found."""
+a run that `stiefel train` has left (finished, killed, or going on) or its checkpoint, on the CPU.
+Prints answers and tables, and writes a page of figures, diagnosis.png, and the numbers,
+diagnosis.json, over those of an earlier diagnosis: into the run folder, whose other files stay as
+they are, or into --output DIR. With --experiment: runs an experiment with a known answer. The exit
+status is 0 whatever is found."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -185,7 +187,10 @@ class _Help(argparse.HelpFormatter):
 
 
 class _Parser(ArgumentParser):
-    """A parser whose complaints are one line long."""
+    """A parser of whole names of options, whose complaints are one line long."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Says what is wrong in one line, and ends the process with status 2."""
@@ -200,9 +205,22 @@ class _Parser(ArgumentParser):
                 got = value[1].strip("'")
                 reason = f"expected {_EXPECTED.get(flag.type, 'a word')}, got {got!r}"
             message = f"--{name.replace('_', '-')}: {reason}"
-        line = " ".join(message.split())
+        line = " ".join(message.split()) + self._nearest(message)
         sys.stderr.write(f"stiefel: error: {line} (see {self.prog} --help)\n")
         sys.exit(2)
+
+    def _nearest(self, message: str) -> str:
+        """What may have been meant by options that there are not."""
+        unknown = re.match(r"unrecognized arguments: (.*)", message, re.DOTALL)
+        words = unknown[1].split() if unknown else ()
+        names = [name for name in self._option_string_actions if name.startswith("--")]
+        said = ""
+        for word in (word.partition("=")[0] for word in words if word.startswith("-")):
+            near = difflib.get_close_matches(word, names, 1) or [
+                name for name in names if len(word) > 3 and name.startswith(word)
+            ]
+            said += f"; for {word} did you mean {near[0]}?" if near else ""
+        return said
 
 
 def parse(words: list[str]) -> TrainOptions | DiagnoseOptions:
@@ -285,7 +303,6 @@ def _parser(defaults: dict[str, Any]) -> ArgumentParser:
     parser = _Parser(
         prog="stiefel",
         description="Train models with orthogonal weights.",
-        formatter_class=_Help,
     )
     commands = parser.add_subcommands(dest="command", required=True)
     train, diagnose = _train_parser(defaults), _diagnose_parser()
@@ -299,7 +316,6 @@ def _train_parser(defaults: dict[str, Any]) -> ArgumentParser:
     train = _Parser(
         usage="stiefel train TASK [--method METHOD] [options]",
         description=_TRAIN,
-        formatter_class=_Help,
     )
     train.add_argument("task", nargs="?", metavar="TASK", help=f"one of {', '.join(TASKS)}")
     train.add_argument("--config", action="config", metavar="FILE", help="YAML file of options")
@@ -314,7 +330,6 @@ def _diagnose_parser() -> ArgumentParser:
     diagnose = _Parser(
         usage="stiefel diagnose RUN | --experiment NAME [options]",
         description=_DIAGNOSE,
-        formatter_class=_Help,
     )
     diagnose.add_argument(
         "run", nargs="?", metavar="RUN", help="folder of the run, or a checkpoint in it"

@@ -71,3 +71,38 @@ def test_summary_keys() -> None:
     from stiefel.experiments.report import SUMMARY_KEYS
 
     assert set(SUMMARY_KEYS) == SUMMARY
+
+
+def test_help_of_diagnose_names_what_it_writes() -> None:
+    text = " ".join(help_of("diagnose").split())
+    assert "changes nothing" not in text
+    for words in ("diagnosis.png", "diagnosis.json", "into the run folder", "--output DIR"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("words", "unknown", "near"),
+    [
+        (["train", "copying", "--iter", "3"], "--iter", "--iterations"),
+        (["train", "copying", "--hiddn=3"], "--hiddn", "--hidden"),
+        (["train", "copying", "--lr_orthogonal", "3"], "--lr_orthogonal", "--lr-orthogonal"),
+        (["train", "copying", "--resum"], "--resum", "--resume"),
+        (["diagnose", "run", "--conf", "0.9"], "--conf", "--confidence"),
+    ],
+)
+def test_an_option_is_its_whole_name_and_the_nearest_is_named(
+    words: list[str], unknown: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("stiefel: error: unrecognized arguments: ")
+    assert f"for {unknown} did you mean {near}?" in said
+    assert said.count("\n") == 1
+
+
+def test_a_word_like_no_option_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "copying", "--zzz", "3"])
+    assert "did you mean" not in capsys.readouterr().err
