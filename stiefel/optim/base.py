@@ -64,7 +64,7 @@ class RiemannianOptimizer(GroupedLeaves):
     A parameter is stepped when its ``.grad`` is not None, as in torch; ``.grad`` is never changed.
     Leaves of equal manifold, matrix size, dtype and device in one group are stepped as one batch.
 
-    Before anything is changed, two flags are read from the device: whether all gradients are
+    Before anything is changed, two flags are read from each device: whether all gradients are
     finite, and whether all new points of a `stiefel.Stiefel` are on it within its tolerance. A
     point that is not (a step so large that floating point loses it) is computed again in double
     precision and brought to the nearest point of the manifold. With ``skip_nonfinite=True``

@@ -74,7 +74,8 @@ def build(
             ``"landing"``, ``"pogo"``, ``"stiefel-muon"``), for all other points ``"rgd"``.
         riemannian_options: Further options of it.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, without
-            the host reading anything, instead of a `NonFiniteError` that leaves all untouched.
+            the host reading anything to decide it, instead of a `NonFiniteError` that leaves all
+            untouched.
 
     Returns:
         A `torch.optim.Optimizer`; see `CombinedOptimizer` for its groups.

@@ -44,7 +44,10 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     sums: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for tensor in kept:
         sums[tensor.device, tensor.dtype].append(tensor.sum())
-    if all(bool(torch.isfinite(torch.stack(parts)).all()) for parts in sums.values()):
+    flags: dict[torch.device, list[Tensor]] = defaultdict(list)
+    for (device, _), parts in sums.items():
+        flags[device].append(torch.isfinite(torch.stack(parts)).all())
+    if all(bool(torch.stack(some).all()) for some in flags.values()):
         return True
     return all(bool(torch.isfinite(tensor).all()) for tensor in kept)
 

@@ -120,7 +120,7 @@ class Landing(NearManifold):
         betas: For ``euclidean="adam"``.
         eps: For ``euclidean="adam"``.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
-            of an error; nothing is then read by the host.
+            of an error; nothing is then read from an accelerator.
 
     Raises:
         ConfigurationError: If options do not go together, a manifold allows less than `radius`,

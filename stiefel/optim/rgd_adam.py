@@ -59,7 +59,7 @@ class RGDAdam(RiemannianOptimizer):
             `torch.optim.SGD` with the group's options does, ``"adam"`` as `torch.optim.Adam`.
         weight_decay: For ordinary parameters; must be 0 in a group with manifold parameters.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
-            of an error; nothing is then read by the host.
+            of an error; nothing is then read from an accelerator.
 
     Raises:
         ConfigurationError: If options are out of range or do not go together, or a parameter is on
