@@ -187,6 +187,7 @@ def _result(problem: Problem, run: Run, wrap: Callable[[Point], Any]) -> Minimiz
         success=run.status is Status.CONVERGED,
         status=int(run.status),
         message=run.message,
+        curvature=run.curvature,
         feasibility=problem.feasibility(e.X),
         history=run.history,
     )

@@ -13,12 +13,15 @@ import numpy as np
 import torch
 from scipy.optimize import OptimizeResult
 
+from stiefel.optim.solvers.curvature import Curvature
 from stiefel.optim.solvers.problem import Evaluation, Problem
 
 __all__ = ["Limits", "MinimizeResult", "Run", "Status"]
 
 #: After so many iterations without a better value or gradient norm a run has stagnated.
 _PATIENCE = 200
+#: Said of a run that has converged without a step.
+_AT_ONCE = "; X0 is so already, no step was made"
 
 
 class Status(IntEnum):
@@ -44,11 +47,15 @@ class MinimizeResult(OptimizeResult):
         nit: Iterations.
         nfev: Evaluations of f.
         ngev: Evaluations of its gradient.
-        success: Whether `grad_norm` came below the tolerance.
+        success: Whether `grad_norm` came below the tolerance: x is stationary to first order. A
+            minimum is, and so is a saddle or a maximum; descent that starts at one stays there.
         status: 0 converged, 1 iterations used up, 2 time used up, 3 stagnation, 4
             stopped by the callback, 5 no step of the line search decreases f, 6 the gradient is
             not finite.
         message: The same in words.
+        curvature: The least ``<u, Hess[u]>`` over the unit tangent vectors u that were tried at x,
+            where ``method="trust-region"`` converged; NaN elsewhere. Where it is negative beyond
+            rounding x is no minimum; else it may still be none.
         feasibility: The largest entry of |X^H X - I| (0 for free tensors).
         history: Lists ``fun``, ``grad_norm`` and ``seconds`` with an entry for the start and for
             each iteration, and ``feasibility`` (NaN where it was not measured). Printing the
@@ -95,6 +102,7 @@ class Run:
         self.last: Evaluation | None = None
         self._least_norm, self._since = math.inf, 0
         self._scale = 0.0
+        self.curvature = math.nan
         self._again = False
         self._began = time.perf_counter()
 
@@ -125,7 +133,8 @@ class Run:
         if e.norm <= self.threshold:
             return self._end(
                 Status.CONVERGED,
-                f"converged: the gradient norm {e.norm:.2e} is at most {self.threshold:.2e}",
+                f"converged: stationary to first order (a saddle is, too), the gradient norm "
+                f"{e.norm:.2e} is at most {self.threshold:.2e}{'' if self.nit else _AT_ONCE}",
             )
         if self._told_to_stop(e):
             return self._end(Status.CALLBACK, "stopped by the callback")
@@ -141,6 +150,17 @@ class Run:
                 Status.MAX_SECONDS, f"max_seconds = {most} used up; {self._reached(e)}"
             )
         return False
+
+    def met(self, found: Curvature) -> None:
+        """Takes note of the least curvature that was met where the run has converged."""
+        self.curvature = found.least
+        if found.least < -found.noise:
+            self.message += (
+                f"; it is no minimum, a curvature is {found.least:.2e}: start again from a point "
+                "beside it"
+            )
+        elif not math.isnan(found.least):
+            self.message += f"; no negative curvature in {found.products} Hessian products"
 
     def retry(self) -> None:
         """Announces that the same iterate comes again, with another direction."""

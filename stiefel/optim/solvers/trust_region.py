@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stiefel.errors import ConfigurationError
+from stiefel.optim.solvers.curvature import least_curvature
 from stiefel.optim.solvers.problem import Evaluation, Problem, Tangent
-from stiefel.optim.solvers.result import Run
+from stiefel.optim.solvers.result import Run, Status
 from stiefel.optim.solvers.second_order import Hessian
 
 __all__ = ["trust_region"]
@@ -46,6 +47,9 @@ def trust_region(
     actual and predicted decrease is regularised by a thousand rounding errors of f (Conn, Gould
     and Toint, Trust-Region Methods (2000), 17.4.2), so that steps are still accepted where f
     cannot tell them apart. An iteration may be a rejected step, which leaves the point.
+
+    Where the run has converged, up to 16 more Hessian products look for negative curvature, from a
+    random tangent vector: `MinimizeResult.curvature` and the message tell what they met.
 
     Args:
         problem: The problem.
@@ -149,6 +153,8 @@ def _iterate(
         if not good and region.radius < region.least:
             run.fail(e, "the trust region has shrunk to nothing", _at_rounding(problem, e))
             return
+    if run.status is Status.CONVERGED:
+        run.met(least_curvature(second))
 
 
 @dataclass
