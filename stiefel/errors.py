@@ -16,6 +16,7 @@ __all__ = [
     "DiagnosisError",
     "DoubleBackwardError",
     "DtypeError",
+    "ForwardModeError",
     "LostManifoldError",
     "NonFiniteError",
     "OffManifoldError",
@@ -63,6 +64,10 @@ class NonFiniteError(StiefelError, ValueError):
 
 class DoubleBackwardError(StiefelError, RuntimeError):
     """A second derivative was asked of a kernel that has only the first."""
+
+
+class ForwardModeError(StiefelError, NotImplementedError):
+    """A derivative in forward mode was asked of a kernel that has only the reverse one."""
 
 
 class RebaseError(StiefelError, RuntimeError):

@@ -4,7 +4,8 @@ A kernel is a pair of `torch.library.custom_op` without autograd (forward and ba
 a fake implementation), called inside an `torch.autograd.Function` with ``setup_context`` and a
 ``vmap`` rule; its backward calls a second Function whose own backward raises. Kernels built this
 way pass gradcheck, `torch.func.grad`, `torch.vmap`, `torch.compile` with ``fullgraph=True`` and
-`torch.export`, and a second derivative is a clear error. Two decorators and one call make one:
+`torch.export`, and a second derivative is a clear error, as is one in forward mode
+(`apply_reverse`). Two decorators and one call make one:
 
     @kernel_op("my_map", "(Tensor x) -> (Tensor, Tensor)", fake=...)
     def _forward(x): ...                       # returns the result, then what backward needs
@@ -24,10 +25,58 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.errors import DoubleBackwardError
+from stiefel.errors import DoubleBackwardError, ForwardModeError
 from stiefel.numerics import full_precision
 
-__all__ = ["differentiable", "first_derivative", "kernel_op"]
+__all__ = ["apply_reverse", "differentiable", "first_derivative", "kernel_op"]
+
+
+def _refusal_of_torch() -> str:
+    """What torch says where an autograd function has no derivative in forward mode."""
+    try:
+        torch.autograd.Function.jvp(None)
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
+_NO_FORWARD_MODE = _refusal_of_torch()
+
+
+def apply_reverse(
+    function: type[torch.autograd.Function],
+    *args: Any,
+    name: str,
+    remedy: str = "use a Riemannian weight (via='riemannian'), whose point is itself the leaf",
+) -> Any:
+    """Applies an autograd function that has a derivative in reverse mode only.
+
+    A `jvp` that raises would say it too, but `torch.compile` takes no function that has one.
+
+    Args:
+        function: The function.
+        *args: Its arguments.
+        name: How the error calls it.
+        remedy: What to do for forward mode.
+
+    Returns:
+        What ``function.apply(*args)`` returns.
+
+    Raises:
+        ForwardModeError: In forward mode.
+    """
+    if torch.compiler.is_compiling():
+        return function.apply(*args)
+    try:
+        return function.apply(*args)
+    except NotImplementedError as error:
+        if str(error) != _NO_FORWARD_MODE:
+            raise
+        raise ForwardModeError(
+            f"{name}: expected a derivative in reverse mode, the only one that it has, got forward "
+            "mode (torch.func.jvp, jacfwd or hessian, or torch.autograd.forward_ad). Take vjp, "
+            f"grad or jacrev of torch.func; where it has to be forward mode, {remedy}"
+        ) from error
 
 
 def kernel_op(
@@ -152,10 +201,14 @@ def differentiable(
         "(Hessian products, gradient penalties) use a Riemannian weight "
         "(via='riemannian'), whose point is itself the leaf",
     )
-    Forward = _forward_function(forward_op, backward_op, derivative, 0 if keep_result else 1)
+
+    def derive(*args: Any) -> Any:
+        return apply_reverse(derivative, *args, name=f"the derivative of {name}")
+
+    Forward = _forward_function(forward_op, backward_op, derive, 0 if keep_result else 1)
 
     def function(*args: Any) -> Tensor:
-        return Forward.apply(*args)[0]
+        return apply_reverse(Forward, *args, name=name)[0]
 
     function.__name__ = name
     return function
@@ -164,7 +217,7 @@ def differentiable(
 def _forward_function(
     forward_op: Callable[..., Any],
     backward_op: Callable[..., Any],
-    derivative: type[torch.autograd.Function],
+    derivative: Callable[..., Any],
     first: int,
 ) -> type[torch.autograd.Function]:
     """The function of `differentiable`; outputs from number `first` on are kept for backward."""
@@ -197,7 +250,7 @@ def _forward_function(
                 args.append(tensors.pop(0) if is_tensor else plain)
             outputs = saved[: ctx.saved_outputs]
             # compiled graphs refuse a double backward themselves
-            backward: Any = backward_op if torch.compiler.is_compiling() else derivative.apply
+            backward = backward_op if torch.compiler.is_compiling() else derivative
             results = list(backward(grads[0], *outputs, *args))
             return tuple(results + [None] * (count - len(results)))
 

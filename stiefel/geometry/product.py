@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.geometry.kernel import kernel_op
+from stiefel.geometry.kernel import apply_reverse, kernel_op
 
 __all__ = ["product"]
 
@@ -72,4 +72,4 @@ def product(A: Tensor, B: Tensor) -> Tensor:
     Returns:
         Shape ``(..., n, m)``.
     """
-    return _Product.apply(A, B)  # pyright: ignore[reportReturnType]
+    return apply_reverse(_Product, A, B, name="a product in full precision", remedy="use A @ B")

@@ -19,7 +19,7 @@ from stiefel.errors import (
     ShapeError,
     unknown,
 )
-from stiefel.geometry.kernel import first_derivative, kernel_op
+from stiefel.geometry.kernel import apply_reverse, first_derivative, kernel_op
 from stiefel.models._twin import Factors, from_twin, real_twin
 from stiefel.models._walk import Problem, walk_backward, walk_forward
 from stiefel.models.activations import MODULUS, NONLINEARITIES, check_complex, empty_kept
@@ -101,6 +101,13 @@ def _loop_vmap(
     return stacked, (0,) * len(stacked)
 
 
+#: What to do for the derivatives that the rollout does not have.
+_STEP = (
+    "step the recurrence under plain autograd, h = activate(nonlinearity, h @ weight.mT + "
+    "x[t] @ kernel.mT), with a Riemannian weight, for instance on a shorter sequence"
+)
+
+
 class _Rollout(torch.autograd.Function):
     """states, last, kept = rollout(x, V, b, Q or (U, Y, sign), beta, h0, lengths).
 
@@ -146,7 +153,7 @@ class _Rollout(torch.autograd.Function):
         args = (*grads[:2], states, kept, needs, *tensors, ctx.nonlinearity, ctx.reverse)
         # compiled graphs refuse a double backward themselves
         compiling = torch.compiler.is_compiling()
-        results = _backward_op(*args) if compiling else _RolloutBackward.apply(*args)
+        results = _backward_op(*args) if compiling else _applied(_RolloutBackward, *args)
         for at, result in zip(_DIFFERENTIABLE, results, strict=True):
             if ctx.needs_input_grad[at]:
                 found[at] = result
@@ -184,11 +191,13 @@ def _batched(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) 
 _RolloutBackward = first_derivative(
     _backward_op,
     "the rollout of a recurrence has a first derivative only: a second one was asked, by "
-    "create_graph=True, a gradient penalty or a nested torch.func.grad. Step the "
-    "recurrence under plain autograd instead, h = activate(nonlinearity, "
-    "h @ weight.mT + x[t] @ kernel.mT), for instance on a shorter sequence",
+    f"create_graph=True, a gradient penalty or a nested torch.func.grad. Instead, {_STEP}",
     _loop_vmap,
 )
+
+
+def _applied(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return apply_reverse(function, *args, name="the rollout of a recurrence", remedy=_STEP)
 
 
 def _check(
@@ -357,8 +366,8 @@ def _walked(
         if reverse:  # turn each sequence round within its own length
             turn, reverse = _reversal(lengths, len(x)), False
             x = x.gather(0, turn.expand_as(x))
-    states, last, _ = _Rollout.apply(
-        x, kernel, bias, *factors, beta, h0, lengths, nonlinearity, reverse
+    states, last, _ = _applied(
+        _Rollout, x, kernel, bias, *factors, beta, h0, lengths, nonlinearity, reverse
     )
     if turn is not None:
         states = states.gather(0, turn.expand_as(states))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stiefel.errors import DoubleBackwardError
+from stiefel.errors import DoubleBackwardError, ForwardModeError
 from tests.chart_cases import SOME, every, every_double, over, random_originals
 from tests.registry import DOUBLE
 
@@ -74,6 +74,46 @@ def test_double_backward_is_right_or_a_clear_error(case, shape, dtype, device):
         except DoubleBackwardError:  # its text is the kernel's own
             continue
         assert torch.autograd.gradgradcheck(chart, originals, fast_mode=True)
+
+
+def forward_modes(f, originals, tangents):
+    """Four ways to ask torch for the derivative of f along tangents in forward mode."""
+
+    def dual():
+        with torch.autograd.forward_ad.dual_level():
+            pairs = zip(originals, tangents, strict=True)
+            X = f(*(torch.autograd.forward_ad.make_dual(o, t) for o, t in pairs))
+            return torch.autograd.forward_ad.unpack_dual(X).tangent
+
+    def mapped():
+        rows = tuple(t.unsqueeze(0) for t in tangents)
+        push = torch.vmap(lambda *t: torch.func.jvp(f, originals, t)[1])
+        return push(*rows)[0]
+
+    def within():
+        lifted = (tuple(x.unsqueeze(0) for x in xs) for xs in (originals, tangents))
+        return torch.func.jvp(torch.vmap(f), *lifted)[1][0]
+
+    return [lambda: torch.func.jvp(f, originals, tangents)[1], dual, mapped, within]
+
+
+@every_double
+def test_forward_mode_is_right_or_a_clear_error(case, shape, dtype, device):
+    chart = case.make(shape).to(device)
+    originals = random_originals(chart, dtype, device)
+    tangents = tuple(torch.randn_like(o) for o in originals)
+    ahead, behind = (
+        chart(*(o + s * t for o, t in zip(originals, tangents, strict=True))) for s in (1e-6, -1e-6)
+    )
+    said = "reverse mode.*forward mode.*vjp.*via='riemannian'"
+    for derivative in forward_modes(chart, originals, tangents):
+        try:
+            found = derivative()
+        except NotImplementedError:
+            with pytest.raises(ForwardModeError, match=said):
+                derivative()
+        else:
+            torch.testing.assert_close(found, (ahead - behind) / 2e-6, rtol=1e-6, atol=1e-6)
 
 
 # Tracing an autograd.Function, torch instantiates one itself.

@@ -207,15 +207,15 @@ def test_what_is_printed_is_how_the_weights_are_trained_now(network):
         return
     rnn = network.make(network.vias[0], num_layers=2)
     assert rnn.via == network.vias[0]
-    for via in network.vias[1:] or ("cwy",):
+    for via in (*network.vias[1:], "cwy"):
         stiefel.convert(rnn, via)
         assert rnn.via == copy.deepcopy(rnn).via == via
         assert f"via={via!r}" in repr(rnn)
     stiefel.convert(rnn.layers[1], "cayley")
-    assert rnn.via == f"{via}, cayley"
+    assert rnn.via == "cwy, cayley"
     with pytest.raises(errors.UnknownNameError):
         stiefel.convert(rnn, "caley")
-    assert rnn.via == f"{via}, cayley"
+    assert rnn.via == "cwy, cayley"
     stiefel.release(rnn.layers[0])
     assert rnn.via == "cayley"
     stiefel.release(rnn)
