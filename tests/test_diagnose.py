@@ -217,6 +217,17 @@ def test_a_model_without_constraints_says_so_and_shows_its_flow(
     assert all(norm > 0 for norm in found["flows"][0]["adjoints"])
 
 
+def test_a_record_of_a_model_without_constraints_is_judged(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run("copying", "--method", "lstm", *TINY, "--monitor-every", 1, "--output", folder) == 0
+    assert diagnose(folder) == 0
+    (said,) = (text for text in numbers(folder)["answers"] if text.startswith("while training"))
+    assert "at least 8 finite positive values" in said
+    assert "smaller --monitor-every" in said
+    assert "Of single batches |grad|^2 of all that is trained was" in said
+    assert numbers(folder)["history"]["figure"] == "model/total_norm"
+
+
 def test_a_gradient_of_zero_is_no_stationary_point_of_anything(runs: dict[str, Diagnosed]) -> None:
     """Dead states: the loss does not see the weight."""
     found = measured(runs["cwy"].run)

@@ -48,3 +48,15 @@ def test_what_to_do_is_said_in_options_of_the_command(tmp_path: Path) -> None:
             assert word not in found.said, name
         assert found.judgement.explanation in found.said
         assert found.judgement.explanation.endswith(found.judgement.advice)
+
+
+def test_a_record_without_constrained_weights_is_judged_by_all_gradients(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path / "stationarity.csv")
+    for k in range(1, 101):
+        words = "the model has no constrained weight"
+        logger.log({"step": k, "model/total_norm": 1 / k, "model/missing": words})
+    found = History.read(logger.path, math.nan, 0.95, 100)
+    assert found is not None
+    assert not found.constrained
+    assert found.judgement.verdict is Verdict.DECREASING
+    assert found.values[1] == 0.25

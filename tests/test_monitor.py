@@ -153,7 +153,7 @@ def test_weights_may_come_and_go() -> None:
     stiefel.release(model)
     with monitor:
         step(model, sgd(model))
-    assert monitor.records[-1].keys() == {"step", "model/missing"}
+    assert monitor.records[-1].keys() == {"step", "model/missing", "model/total_norm"}
     assert "no constrained weight" in monitor.records[-1]["model/missing"]
     assert monitor.step == 6
 
@@ -236,6 +236,10 @@ def test_a_copy_made_inside_a_block_watches_nothing() -> None:
 def test_what_cannot_be_watched_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no constrained weight"):
         StationarityMonitor(nn.Linear(3, 3))
+    with pytest.raises(ConfigurationError, match="unconstrained=True"):
+        StationarityMonitor(nn.Linear(3, 3))
+    with pytest.raises(ConfigurationError, match="no constrained weight"):
+        StationarityMonitor(nn.Linear(3, 3).requires_grad_(False), unconstrained=True)
     with pytest.raises(ConfigurationError, match="every >= 1"):
         StationarityMonitor(layers(), 0)
     monitor = StationarityMonitor(layers(), 1)

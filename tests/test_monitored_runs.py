@@ -15,10 +15,13 @@ import pytest
 from stiefel.diagnostics import CSVLogger
 from stiefel.experiments.callbacks import Checkpointer
 from stiefel.experiments.logs import read_metrics
+from stiefel.experiments.methods import METHODS as METHODS_OF
+from stiefel.experiments.methods import fitting
 from tests.small_runs import TINY, files, one_line, run
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS = ["cwy", "rgd-c-c", "dtriv"]
+CONSTRAINED = ["cwy", "rgd-c-c", "dtriv"]
+METHODS = [*CONSTRAINED, "lstm"]
 
 
 def record(folder: Path) -> list[dict]:
@@ -47,7 +50,7 @@ def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:
     patch.setattr(Checkpointer, "on_train_batch_end", stop)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CONSTRAINED)
 def test_rows_have_the_figures_of_every_weight(method: str, tmp_path: Path) -> None:
     words = ("--method", method, "--monitor-every", 2)
     assert run("copying", *TINY, *words, "--output", tmp_path) == 0
@@ -59,6 +62,27 @@ def test_rows_have_the_figures_of_every_weight(method: str, tmp_path: Path) -> N
         assert 0 < row["model/relative"] <= 1
         assert row["model/euclidean_norm"] > 0
         assert row["model/max_residual"] < 1e-5
+        assert row["model/total_norm"] > row["model/euclidean_norm"]
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        *(("copying", name) for name in fitting("sequence") if not METHODS_OF[name].constrained),
+        *(("moving-digits", name) for name in ("convlstm", "zeros", "orth-init")),
+    ],
+)
+def test_a_method_without_constrained_weights_has_the_norm_of_all_gradients(
+    task: str, method: str, tmp_path: Path
+) -> None:
+    words = ["--hidden", 4, "--batch-size", 2, "--iterations", 3, "--monitor-every", 1]
+    words += ["--evaluation-sequences", 2, "--threads", 1, "--output", tmp_path]
+    small = ["--frames", 3, "--frame-size", 16] if task == "moving-digits" else ["--delay", 3]
+    assert run(task, "--method", method, *words, *small) == 0
+    rows = record(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["model/total_norm"] > 0 for row in rows)
+    assert "model/euclidean_norm" not in rows[0]
 
 
 def test_without_it_there_is_no_file_and_nothing_else_changes(tmp_path: Path) -> None:
@@ -144,10 +168,6 @@ def test_a_damaged_record_stops_a_resumption_before_it_begins(
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (
-            ["--method", "unconstrained", "--monitor-every", "5"],
-            ["--monitor-every", "no weight on"],
-        ),
         (["--monitor-every", "-1"], ["--monitor-every", "at least 0", "'-1'"]),
         (["--monitor-every", "often"], ["--monitor-every", "whole number", "'often'"]),
     ],

@@ -16,7 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stiefel.diagnostics.feasibility import Feasibility
 from stiefel.diagnostics.gradient_noise import NormEstimate, gradient_noise
 from stiefel.diagnostics.loggers.dictionary import Logger
-from stiefel.diagnostics.monitor_report import MonitorReport, judge_records, write_report
+from stiefel.diagnostics.monitor_report import (
+    JUDGED,
+    MonitorReport,
+    default_figure,
+    judge_records,
+    write_report,
+)
 from stiefel.diagnostics.monitor_rows import (
     Seen,
     differential_figures,
@@ -24,7 +30,9 @@ from stiefel.diagnostics.monitor_rows import (
     noise_figures,
     reflections,
     stationarity_figures,
+    total_figures,
 )
+from stiefel.diagnostics.ordinary_gradients import OrdinaryGradients
 from stiefel.diagnostics.point_gradients import PointGradient, PointGradients, point_gradients
 from stiefel.diagnostics.rates import Judgement
 from stiefel.diagnostics.side_conditions import SideConditions
@@ -34,7 +42,6 @@ from stiefel.parameter import constraints
 
 __all__ = ["StationarityMonitor"]
 
-_JUDGED = "model/euclidean_norm_squared"
 _FIGURE = "model/max_residual"  # in every row of a step
 
 
@@ -46,6 +53,7 @@ class _Block:
     leaves: dict[str, list[Tensor]]
     scale: float
     gradients: PointGradients
+    ordinary: OrdinaryGradients
     stack: contextlib.ExitStack
     stepped: dict[int, Tensor] = field(default_factory=dict)
 
@@ -76,6 +84,8 @@ class StationarityMonitor:
 
     - ``drift_per_step``: growth of the residual since the last record;
     - ``differential_smallest``, ``_largest``, ``_rank``, ``_dimension``: of the chart, where asked;
+    - ``total_norm``, of the model: of the gradient with respect to all that is trained, Riemannian
+      (Euclidean metric) for constrained weights, plain for all other parameters;
     - ``missing``, ``warning``: words, where a figure is not there, or proves nothing.
 
     All figures of a row belong to the weights at which the gradient was taken, before the step.
@@ -100,12 +110,15 @@ class StationarityMonitor:
         differential_every: On every so many records the singular values of the charts'
             differentials are measured as well; None for never.
         scale: What the loss is multiplied by: a `torch.amp.GradScaler`, or a number.
+        unconstrained: Whether a model without a constrained weight is watched too: its rows have
+            ``model/total_norm``, for comparisons with models that have one.
 
     Attributes:
         records: The rows.
 
     Raises:
-        ConfigurationError: If the model has no constrained weight, or a number is below 1.
+        ConfigurationError: If the model has no constrained weight (with `unconstrained`: nothing to
+            train), or a number is below 1.
 
     Example:
         >>> import torch, stiefel
@@ -135,6 +148,7 @@ class StationarityMonitor:
         side_conditions: SideConditions | None = None,
         differential_every: int | None = None,
         scale: Any = 1.0,
+        unconstrained: bool = False,
     ) -> None:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
@@ -143,10 +157,12 @@ class StationarityMonitor:
                 f"expected every >= 1 and differential_every >= 1 or None, got {every} and "
                 f"{differential_every}"
             )
-        if next(constraints(model), None) is None:
+        trained = unconstrained and any(each.requires_grad for each in model.parameters())
+        if not trained and next(constraints(model), None) is None:
             raise ConfigurationError(
                 f"{type(model).__name__} has no constrained weight to watch: constrain one with "
-                "stiefel.orthogonal(module, via=...) first"
+                "stiefel.orthogonal(module, via=...) first, or pass unconstrained=True to watch "
+                "the gradient of its trained parameters alone"
             )
         self.model: nn.Module | None = model
         self.every, self.differential_every, self.scale = every, differential_every, scale
@@ -167,7 +183,7 @@ class StationarityMonitor:
         self._due = 1 if step == 0 else (step // self.every + 1) * self.every
 
     # -- what the records say -------------------------------------------------------------------
-    def judge(self, figure: str = _JUDGED, **options: Any) -> Judgement:
+    def judge(self, figure: str | None = None, **options: Any) -> Judgement:
         """Judges whether the gradient falls as the theorem promises, or where it has come to.
 
         The records are of single batches: their squared gradients end at the noise floor of a
@@ -175,7 +191,9 @@ class StationarityMonitor:
         Euclidean gradient.
 
         Args:
-            figure: Key of a record; with ``_squared`` behind it the squares of it.
+            figure: Key of a record; with ``_squared`` behind it the squares of it. None for
+                ``"model/euclidean_norm_squared"``; ``"model/total_norm_squared"`` where no record
+                has a constrained weight.
             **options: Those of `stiefel.diagnostics.judge_rate`, such as ``confidence=``.
 
         Returns:
@@ -185,13 +203,14 @@ class StationarityMonitor:
         Raises:
             ConfigurationError: If no record has the figure; the message lists those that are there.
         """
+        figure = figure or default_figure(self.records)
         noise = [row["model/noise_floor"] for row in self.records if "model/noise_floor" in row]
-        if figure == _JUDGED and noise:
+        if figure == JUDGED and noise:
             options.setdefault("noise_floor", noise[-1])
         scaled = hasattr(self.scale, "get_scale")
         return judge_records(self.records, figure, scaled=scaled, **options)
 
-    def report(self, figure: str = _JUDGED, **options: Any) -> MonitorReport:
+    def report(self, figure: str | None = None, **options: Any) -> MonitorReport:
         """Says whether weights are feasible and stationary, how sure that is, and what is missing.
 
         Args:
@@ -204,7 +223,11 @@ class StationarityMonitor:
         """
         conditions = None if self.side_conditions is None else self.side_conditions.report()
         weights = {path: found for path, (_, found) in self._seen.items()}
-        measured = any("model/gradient_norm" in row for row in self.records)
+        figure = figure or default_figure(self.records)
+        measured = any(
+            "model/gradient_norm" in row or ("model/total_norm" in row and not self._seen)
+            for row in self.records
+        )
         judgement = self.judge(figure, **options) if measured else None
         return write_report(self.records, self.step, weights, judgement, figure, conditions)
 
@@ -299,7 +322,8 @@ class StationarityMonitor:
         leaves = {constraint.path: constraint.leaves for constraint in constraints(model)}
         with contextlib.ExitStack() as stack:
             gradients = stack.enter_context(point_gradients(model))
-            block = _Block(frozen, leaves, float(scale), gradients, stack)
+            ordinary = stack.enter_context(OrdinaryGradients(model))
+            block = _Block(frozen, leaves, float(scale), gradients, ordinary, stack)
             stack.callback(register_optimizer_step_post_hook(block.note).remove)
             block.stack = stack.pop_all()
         self._block = block
@@ -313,6 +337,7 @@ class StationarityMonitor:
         count = sum(_FIGURE in row for row in self.records)
         figures = stationarity_figures(block.frozen, gradients, used)
         row = {"step": self.step, **figures}
+        row |= total_figures(figures, block.ordinary.norm(block.scale))
         row |= feasibility_figures(self.step, block.frozen, self._seen)
         if self.differential_every is not None and count % self.differential_every == 0:
             row |= differential_figures(block.frozen, figures)

@@ -13,11 +13,20 @@ from stiefel.diagnostics.rates import Judgement, Verdict, judge_rate
 from stiefel.diagnostics.report import Finding, Report
 from stiefel.errors import ConfigurationError
 
-__all__ = ["MonitorReport", "figure_of", "judge_records", "write_report"]
+__all__ = [
+    "JUDGED",
+    "MonitorReport",
+    "default_figure",
+    "figure_of",
+    "judge_records",
+    "write_report",
+]
 
 Records = Sequence[Mapping[str, Any]]
 
 _SQUARED = "_squared"
+#: What is judged of a model with constrained weights, and of one without.
+JUDGED, _OF_ORDINARY = "model/euclidean_norm_squared", "model/total_norm_squared"
 _STATIONARY = {
     Verdict.DECREASING: "not known to be yet, the gradient still falls",
     Verdict.NOISE_FLOOR: "as far as the noise of a batch lets it be seen",
@@ -45,6 +54,13 @@ class MonitorReport(Report):
             for note in self.notes
         ]
         return "\n".join([head, *notes, *rest])
+
+
+def default_figure(records: Records) -> str:
+    """What is judged where nothing else is asked for: of constrained weights if any was seen."""
+    known = {name for row in records for name in row}
+    constrained = known & {"model/euclidean_norm", "model/max_residual"}
+    return _OF_ORDINARY if "model/total_norm" in known and not constrained else JUDGED
 
 
 def figure_of(records: Records, figure: str) -> tuple[list[int], list[float]]:
@@ -126,7 +142,8 @@ def write_report(
     wrong = [found.path for found in weights.values() if not found.ok]
     feasible = "yes" if weights else "not measured, no constrained weight was seen"
     notes = [f"feasible: {'no, see ' + ', '.join(wrong) if wrong else feasible}"]
-    last = next((row for row in reversed(records) if "model/max_residual" in row), {})
+    steps = ("model/max_residual", "model/total_norm")
+    last = next((row for row in reversed(records) if any(key in row for key in steps)), {})
     skipped = [f"{key}: {value}" for key, value in last.items() if key.endswith("/missing")]
     if judgement is None:
         notes.append("stationary: not measured, there is no gradient with respect to a point")
@@ -136,13 +153,14 @@ def write_report(
         if judgement.verdict is not Verdict.TOO_EARLY:
             verdict += f", confidence {judgement.confidence:.0%}"
         notes.append(f"{figure}: {verdict}: {judgement.explanation}")
-        share = last.get("model/relative", math.nan)
-        notes.append(f"share of the gradient to move along, at the last record: {share:.3g}")
+        if weights:
+            share = last.get("model/relative", math.nan)
+            notes.append(f"share of the gradient to move along, at the last record: {share:.3g}")
         findings += _falls(judgement, figure)
     notes += _noise(records)
     warned = {key: row for row in records for key in row if key.endswith("/warning")}
     notes += [f"step {row['step']}, {key}: {row[key]}" for key, row in warned.items()]
-    if not any(key.endswith("/differential_largest") for row in records for key in row):
+    if weights and not any(key.endswith("/differential_largest") for row in records for key in row):
         skipped.append("singular values of the charts' differentials: differential_every= is None")
     if side_conditions is not None:
         findings += side_conditions.findings

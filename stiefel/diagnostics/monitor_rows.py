@@ -30,6 +30,7 @@ __all__ = [
     "noise_figures",
     "reflections",
     "stationarity_figures",
+    "total_figures",
 ]
 
 #: The last measurement of a weight, and its step.
@@ -103,6 +104,21 @@ def stationarity_figures(
                 "after a step inside the block: only the gradient at the first point is measured"
             )
     return figures
+
+
+def total_figures(figures: Mapping[str, Any], ordinary: float | None) -> Figures:
+    """The norm of the gradient with respect to all that is trained.
+
+    Args:
+        figures: Those of stationarity.
+        ordinary: Norm of the gradient of the parameters of no constrained weight; None without.
+
+    Returns:
+        ``"model/total_norm"``: the root of the squares of that and of ``model/euclidean_norm``;
+        nothing where there is neither.
+    """
+    parts = [p for p in (figures.get("model/euclidean_norm"), ordinary) if p is not None]
+    return {"model/total_norm": math.hypot(*parts)} if parts else {}
 
 
 def differential_figures(frozen: nn.Module, figures: Mapping[str, Any]) -> Figures:

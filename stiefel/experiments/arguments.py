@@ -135,8 +135,9 @@ _FLAGS = {
     ),
     "monitor_every": _Flag(
         "STEPS",
-        "steps between rows of stationarity.csv, gradient norms and residuals of the orthogonal "
-        "weights for stiefel diagnose; 0 writes none (default: 0)",
+        "steps between rows of stationarity.csv for stiefel diagnose: the norm of the gradient of "
+        "all that is trained, by any method; gradient norms and residuals of orthogonal weights, "
+        "where there are any; 0 writes none (default: 0)",
         NonNegativeInt,
     ),
 }

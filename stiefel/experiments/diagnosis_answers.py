@@ -34,9 +34,9 @@ def answers(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.weights:
         said.extend(_on_the_manifold(diagnosis))
         said.append(f"stationary: {stationary(diagnosis)}")
-        said.append(f"while training: {_while_training(diagnosis.history)}")
     else:
         said.extend(_plain(diagnosis))
+    said.append(f"while training: {_while_training(diagnosis.history)}")
     said.extend(f"gradients through time: {_through_time(flow)}" for flow in diagnosis.flows)
     for path, weight in diagnosis.weights.items():
         said.extend(f"chart: {words}" for words in _of_differential(path, weight.differential))
@@ -98,7 +98,8 @@ def _while_training(history: History | None) -> str:
     if len(history.steps) > 1:
         ends = (0, -1)
         a, b = (f"{history.values[i]:.2g} at step {history.steps[i]:,}" for i in ends)
-        went = f". Of single batches |grad|^2 was {a} and {b}"
+        whose = "" if history.constrained else " of all that is trained"
+        went = f". Of single batches |grad|^2{whose} was {a} and {b}"
     return history.said + went
 
 

@@ -99,7 +99,8 @@ def _slope(axes: Any, diagnosis: Diagnosis) -> None:
     if history is None:
         return say(axes, "no record: train with --monitor-every STEPS")
     values = [max(value, _SMALLEST) for value in history.values]
-    axes.plot(history.steps, values, ".-", color="C0", linewidth=0.8, label="|grad|^2 of batches")
+    label = "|grad|^2 of batches" + ("" if history.constrained else ", all that is trained")
+    axes.plot(history.steps, values, ".-", color="C0", linewidth=0.8, label=label)
     draw_fit(axes, history.judgement.fit, history.steps, values)
     if history.noise_floor is not None:
         axes.axhline(history.noise_floor, color="C3", linestyle=":", label="noise of a batch")

@@ -14,7 +14,8 @@ from stiefel.errors import DataError
 
 __all__ = ["History", "read_record"]
 
-_FIGURE = "model/euclidean_norm"
+_CONSTRAINED, _ALL = "model/euclidean_norm", "model/total_norm"
+_FEASIBLE = "model/max_residual"
 
 #: What to do on the command line, for what a caller from Python is told.
 _ADVICE: dict[str, str] = {
@@ -37,20 +38,23 @@ _ADVICE: dict[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """Squared Riemannian gradient norms along training, of the batches trained on.
+    """Squared gradient norms along training, of the batches trained on.
 
     Attributes:
         steps: Training steps.
-        values: |grad|^2 over all constrained weights, Euclidean metric, at each of them; not
-            finite where the gradient was not.
+        values: |grad|^2 at each of them; not finite where the gradient was not.
         noise_floor: What the noise of a batch alone gives; None where it was not estimated.
         judgement: The slope and the verdict.
+        figure: Whose |grad| it is: ``"model/euclidean_norm"``, over all constrained weights in the
+            Euclidean metric, or ``"model/total_norm"`` of a model without any, over all that is
+            trained.
     """
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
     noise_floor: float | None
     judgement: Judgement
+    figure: str = _CONSTRAINED
 
     @classmethod
     def read(
@@ -71,10 +75,12 @@ class History:
             DataError: If the file is damaged.
         """
         rows = read_record(path)
+        plain = not any(name in row for row in rows for name in (_CONSTRAINED, _FEASIBLE))
+        figure = _ALL if plain else _CONSTRAINED
         pairs = [
-            (int(row["step"]), float(row[_FIGURE]) ** 2)
+            (int(row["step"]), float(row[figure]) ** 2)
             for row in rows
-            if isinstance(row.get(_FIGURE), float) and "model/missing" not in row
+            if isinstance(row.get(figure), float) and (plain or "model/missing" not in row)
         ]
         if not pairs:
             return None
@@ -87,7 +93,12 @@ class History:
             )
         found = judge_rate(steps, values, noise_floor=floor, confidence=confidence, planned=planned)
         advice = _ADVICE.get(found.advice, found.advice)
-        return cls(steps, values, floor, found.advising(advice))
+        return cls(steps, values, floor, found.advising(advice), figure)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether it is the gradient of constrained weights."""
+        return self.figure == _CONSTRAINED
 
     @property
     def said(self) -> str:

@@ -215,11 +215,6 @@ def resolve(options: TrainOptions, task: Task) -> TrainOptions:
             f"--lr-orthogonal: {chosen.name} has no learning rate of its own for the recurrent "
             "weight; leave it out, or choose another method"
         )
-    if options.monitor_every and not chosen.constrained:
-        raise ConfigurationError(
-            f"--monitor-every: {chosen.name} has no weight on a manifold to watch; leave it out, "
-            "or choose another method"
-        )
     if options.lr_orthogonal is not None:
         own_rate = _rate("--lr-orthogonal", options.lr_orthogonal)
     iterations = _length(options, task, batch_size)

@@ -249,7 +249,7 @@ def _monitor(run: _Run) -> list[Callback]:
         return []
     # rows that a killed run wrote after its last checkpoint are dropped when they come again
     record = CSVLogger(run.folder.stationarity, resume=True)
-    return [LightningCallback(every, loggers=[record])]
+    return [LightningCallback(every, loggers=[record], unconstrained=True)]
 
 
 def _trainer(run: _Run, recorder: Recorder, resume_step: int | None) -> Trainer:

@@ -28,9 +28,11 @@ class LightningCallback(Callback):
         loggers: Where rows go; None for the loggers of the trainer, which get the numbers.
         side_conditions: As for `StationarityMonitor`.
         differential_every: As for `StationarityMonitor`.
+        unconstrained: As for `StationarityMonitor`.
 
     Raises:
-        ConfigurationError: At the start of the fit, if the module has no constrained weight.
+        ConfigurationError: At the start of the fit, if the module has no constrained weight and
+            `unconstrained` is not set.
 
     Example:
         >>> import torch, stiefel
@@ -46,12 +48,14 @@ class LightningCallback(Callback):
         loggers: Iterable[Logger] | None = None,
         side_conditions: SideConditions | None = None,
         differential_every: int | None = None,
+        unconstrained: bool = False,
     ) -> None:
         self.every = every
         self._loggers = None if loggers is None else list(loggers)
         self._options: dict[str, Any] = {
             "side_conditions": side_conditions,
             "differential_every": differential_every,
+            "unconstrained": unconstrained,
         }
         self._monitor: StationarityMonitor | None = None
         self._state: dict[str, Any] | None = None  # of a checkpoint, until there is a monitor
