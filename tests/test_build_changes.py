@@ -239,3 +239,95 @@ def test_geoopts_optimizers_may_do_the_riemannian_part(kind, device):
     model.bare.grad[0, 0, 0] = float("nan")
     with pytest.raises(NonFiniteError, match="bare"):
         optimizer.step()
+
+
+# ---------------------------------------------------------------------------- other precisions
+def _step(model, optimizer):
+    generator = torch.Generator().manual_seed(1)
+    weight = model.head.weight
+    x = torch.randn(8, 6, generator=generator).to(weight.device, weight.dtype)
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+ORDINARY = {
+    "adam": ("adam", {}),
+    "adam-amsgrad": ("adam", {"amsgrad": True}),
+    "adam-loop": ("adam", {"foreach": False}),
+    "sgd": ("sgd", {"momentum": 0.9}),
+    "nadam": (torch.optim.NAdam, {}),
+    "adafactor": (torch.optim.Adafactor, {}),
+    "rprop": (torch.optim.Rprop, {}),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+@pytest.mark.parametrize("riemannian", ["rgd-adam", geoopt.optim.RiemannianAdam])
+def test_a_model_may_change_its_precision_between_steps(name, riemannian, device):
+    """As if the state had been loaded into an optimizer that was made for the model as it is."""
+    kind, options = ORDINARY[name]
+
+    def make(model):
+        return build(
+            model, lr=0.05, optimizer=kind, optimizer_options=options, riemannian=riemannian
+        )
+
+    model = Model(device, via=("cwy", "rgd-c-c", "rgd-c-c"))
+    optimizer = make(model)
+    train(model, optimizer)
+    for dtype in (torch.float64, torch.float32):
+        model.to(dtype)
+        model.bare.data = geometry.polar_factor(model.bare.data)
+        twin = copy.deepcopy(model)
+        reference = make(twin)
+        reference.load_state_dict(optimizer.state_dict())
+        for _ in range(2):
+            _step(model, optimizer)
+            _step(twin, reference)
+        ours = isinstance(riemannian, str)  # geoopt counts by an int, which torch loads as float32
+        for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+            assert (parameter - other).abs().max() <= (0 if ours else 1e-6)
+            for state in optimizer.state[parameter].values():
+                averages = isinstance(state, torch.Tensor) and state.ndim > 0
+                assert not averages or state.dtype == dtype
+
+
+@pytest.mark.parametrize("build_it", [True, False])
+def test_a_parameter_that_becomes_complex_stops_the_step_before_it_begins(build_it, device):
+    model = nn.Module()
+    model.point = stiefel.ManifoldParameter(torch.eye(4, 2, device=device))
+    model.plain = nn.Parameter(torch.ones(3, device=device))
+    model.other = nn.Parameter(torch.ones(3, device=device))
+    leaves = list(model.parameters())
+    optimizer = build(model, lr=0.1) if build_it else RGD(leaves, lr=0.1, euclidean="adam")
+    for leaf in leaves:
+        leaf.grad = torch.ones_like(leaf)
+    optimizer.step()
+    model.plain.grad = None
+    model.plain.data = model.plain.data.to(torch.complex64)
+    model.plain.grad = torch.ones_like(model.plain)
+    before = copy.deepcopy(model)
+    match = "plain of dtype torch.complex64" if build_it else "parameter 1 of group 0"
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=match):
+            optimizer.step()
+        assert equal(model, before)
+
+
+def test_ordinary_parameters_of_one_optimizer_may_change_their_precision(device):
+    point = stiefel.ManifoldParameter(geometry.haar(4, 2, dtype=torch.float64, device=device))
+    plain = nn.Parameter(torch.ones(3, device=device))
+    twin = nn.Parameter(torch.ones(3, device=device, dtype=torch.float64))
+    optimizer = RGD([point, plain], lr=0.1, euclidean="adam")
+    reference = torch.optim.Adam([twin], lr=0.1)
+    for step in range(4):
+        if step == 2:
+            plain.grad = None
+            plain.data = plain.data.double()
+        for leaf in (point, plain, twin):
+            leaf.grad = (step + 1) * torch.ones_like(leaf)
+        optimizer.step()
+        reference.step()
+    assert (plain - twin).abs().max() < 1e-6
+    assert optimizer.state[plain]["exp_avg"].dtype == torch.float64

@@ -24,6 +24,7 @@ from stiefel.numerics import full_precision
 from stiefel.optim.batches import Batch, Proposal, StateKind, by_pieces, point_ndim, write
 from stiefel.optim.checks import (
     all_finite,
+    check_kind,
     non_finite_error,
     off_manifold,
 )
@@ -129,7 +130,9 @@ class RiemannianOptimizer(GroupedLeaves):
             now = (group["params"], gradients, states, known_by)
             sorting = self._sortings.get(number)
             if sorting is None or not sorting.facts.hold(*now):
-                if known_by:
+                if sorting is not None:
+                    self._check_kinds(sorting.facts)
+                if known_by or self.euclidean:
                     self._place_states(group)
                     states = [self.state.get(leaf, {}) for leaf in group["params"]]
                     now = (group["params"], gradients, states, known_by)
@@ -141,6 +144,11 @@ class RiemannianOptimizer(GroupedLeaves):
             if sorting.ordinary:
                 euclidean.append((group, list(sorting.ordinary)))
         return Plan(batches, euclidean)
+
+    def _check_kinds(self, facts: Facts) -> None:
+        for leaf, before in zip(facts.leaves, facts.dtypes, strict=True):
+            if self.state.get(leaf):
+                check_kind(leaf, before, self.describe)
 
     def _meet(self, leaf: Tensor) -> tuple[Manifold | None, int]:
         """The manifold of a leaf, one object for all equal ones, and the dimensions of a point."""

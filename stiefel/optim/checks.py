@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stiefel.errors import LostManifoldError, NonFiniteError
+from stiefel.errors import ConfigurationError, LostManifoldError, NonFiniteError
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.numerics import compute_dtype
 
 __all__ = [
     "all_finite",
+    "check_kind",
     "lost_manifold_error",
     "non_finite_error",
     "off_manifold",
@@ -70,6 +71,26 @@ def lost_manifold_error(what: str) -> LostManifoldError:
         "flags replaced it. Weights made by stiefel.orthogonal survive all of these; for a bare "
         "ManifoldParameter, wrap the new value in one and make the optimizer again"
     )
+
+
+def check_kind(leaf: Tensor, before: torch.dtype, describe: Callable[[Tensor], str]) -> None:
+    """Raises if a parameter with a state has become complex, or real, since its last step.
+
+    Args:
+        leaf: The parameter.
+        before: Its dtype at that step.
+        describe: How to call it.
+
+    Raises:
+        ConfigurationError: If so.
+    """
+    if leaf.dtype.is_complex != before.is_complex:
+        kind = "complex" if leaf.dtype.is_complex else "real"
+        raise ConfigurationError(
+            f"expected a parameter of dtype {before}, as at its last step, got {describe(leaf)} of "
+            f"dtype {leaf.dtype}: the optimizer's averages of its gradients cannot be made {kind}. "
+            "Nothing was changed. Make the optimizer again"
+        )
 
 
 def non_finite_error(leaves: Sequence[Tensor], describe: Callable[[Tensor], str]) -> NonFiniteError:

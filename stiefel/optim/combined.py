@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from stiefel.errors import ConfigurationError
 from stiefel.optim.base import Plan, RiemannianOptimizer
 from stiefel.optim.census import Census
-from stiefel.optim.checks import all_finite, non_finite_error, place_in_groups
-from stiefel.optim.euclidean import untouched_where_non_finite
+from stiefel.optim.checks import all_finite, check_kind, non_finite_error, place_in_groups
+from stiefel.optim.euclidean import fit_state, untouched_where_non_finite
 from stiefel.optim.groups import manifold_of
 from stiefel.parameter import RebaseSchedule, constraints
 
@@ -31,7 +31,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
     both. Schedulers, ``state_dict``, closures, hooks and `add_param_group` work as in torch.
 
     Before a step it checks that every trainable leaf of `stiefel.constraints` is held in the
-    group where it belongs and is still on its manifold.
+    group where it belongs and is still on its manifold. After ``model.double()``, ``.float()`` or
+    ``.to(device)`` the states follow their parameters.
 
     Args:
         model: The model.
@@ -77,6 +78,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._census: Census | None = getattr(self, "_census", None)
         self._schedule: RebaseSchedule | None = None
         self._surveyed = False
+        self._forms = self._forms_now()
         self.attend()
 
     def attend(self) -> None:
@@ -203,6 +205,31 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._schedule = RebaseSchedule(self.model, self, steps=steps, renew=True)
         self._surveyed = True
 
+    def _forms_now(self) -> dict[int, tuple[torch.dtype, torch.device]]:
+        """Dtype and device, by id, of every parameter whose state is not ours."""
+        return {id(p): (p.dtype, p.device) for group in self._others() for p in group["params"]}
+
+    def _others(self) -> list[dict[str, Any]]:
+        ours = isinstance(self.riemannian, RiemannianOptimizer)
+        return self.ordinary.param_groups if ours else self.param_groups
+
+    def _fit_states(self) -> None:
+        """Lets the states of ordinary parameters follow `model.to`; ours do so by themselves."""
+        before, now = self._forms, self._forms_now()
+        if now == before:
+            return
+        moved = [
+            (leaf, group)
+            for group in self._others()
+            for leaf in group["params"]
+            if before.get(id(leaf)) not in (None, now[id(leaf)]) and self.state.get(leaf)
+        ]
+        for leaf, _ in moved:
+            check_kind(leaf, before[id(leaf)][0], self.describe)
+        for leaf, group in moved:
+            fit_state(leaf, self.state[leaf], group)
+        self._forms = now
+
     def describe(self, leaf: Tensor) -> str:
         """How errors call a parameter: by its name in the model."""
         for name, parameter in self.model.named_parameters():
@@ -230,6 +257,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.check()
+        self._fit_states()
         ordinary = _with_gradients(self.ordinary)
         if isinstance(self.riemannian, RiemannianOptimizer):
             plan = self.riemannian.gather()

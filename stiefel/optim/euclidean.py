@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from stiefel.errors import ConfigurationError
+from stiefel.numerics import real_dtype
 
-__all__ = ["EUCLIDEAN_STEPS", "untouched_where_non_finite"]
+__all__ = ["EUCLIDEAN_STEPS", "fit_state", "untouched_where_non_finite"]
 
 State = MutableMapping[Tensor, dict[str, Any]]
 
@@ -83,6 +84,32 @@ EUCLIDEAN_STEPS: dict[str, Callable[[dict[str, Any], list[Tensor], State], None]
     "sgd": _sgd_step,
     "adam": _adam_step,
 }
+
+
+def fit_state(leaf: Tensor, state: MutableMapping[str, Any], group: Mapping[str, Any]) -> None:
+    """Gives the state of an ordinary parameter its dtype and device, by torch's rule for loading.
+
+    For a parameter whose precision or device has changed since its last step: most of torch's
+    optimizers fail in the middle of a step then. The states of a complex parameter are complex
+    or real, and stay so; those of a real one are real.
+
+    Args:
+        leaf: The parameter as it is now.
+        state: Its state; tensors in it are replaced. The count ``step`` keeps its dtype, and its
+            device too unless the group says ``capturable`` or ``fused``.
+        group: Its parameter group.
+    """
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            continue
+        if name == "step":
+            if group.get("capturable", False) or group.get("fused", False):
+                state[name] = value.to(leaf.device)
+        elif value.is_floating_point() or value.is_complex():
+            dtype = leaf.dtype if value.is_complex() else real_dtype(leaf.dtype)
+            state[name] = value.to(leaf.device, dtype)
+        else:
+            state[name] = value.to(leaf.device)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from stiefel.manifolds import Manifold
 from stiefel.numerics import compute_dtype, real_dtype
 from stiefel.optim.batches import StateKind
 from stiefel.optim.checks import lost_manifold_error, place_in_groups
-from stiefel.optim.euclidean import EUCLIDEAN_STEPS
+from stiefel.optim.euclidean import EUCLIDEAN_STEPS, fit_state
 from stiefel.optim.sorting import Sorting
 
 __all__ = ["LATE_STATES", "GroupedLeaves", "manifold_of"]
@@ -271,9 +271,12 @@ class GroupedLeaves(torch.optim.Optimizer):
     def _place_states(self, group: Mapping[str, Any]) -> None:
         """Gives states the devices and dtypes of their leaves: after loading, and `model.to`."""
         kinds = self._state_kinds(group)
-        for leaf in group["params"] if kinds else ():
+        for leaf in group["params"]:
             state = self.state.get(leaf, {})
-            for name, kind in kinds.items() if manifold_of(leaf) is not None else ():
+            if manifold_of(leaf) is None:
+                fit_state(leaf, state, group)
+                continue
+            for name, kind in kinds.items():
                 if isinstance(state.get(name), Tensor):
                     dtype = leaf.dtype if kind == "point" else real_dtype(leaf.dtype)
                     if state[name].is_complex() == dtype.is_complex:
