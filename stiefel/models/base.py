@@ -1,4 +1,4 @@
-"""What every recurrent network shares: shapes, lengths, packs, first states, layers, counts."""
+"""What every recurrent network shares: layers, directions, steps."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from stiefel.errors import ConfigurationError, DtypeError, ShapeError
 from stiefel.geometry import product
 from stiefel.models._twin import one_precision
 from stiefel.models.activations import drop_units
-from stiefel.models.counts import Counted
+from stiefel.models.layouts import Lengths, SequenceNetwork
 from stiefel.models.rollout import as_lengths
 from stiefel.models.step import LayerStep, Stepper
-from stiefel.numerics import real_dtype
 
 __all__ = ["RecurrentNetwork", "decode"]
 
@@ -26,7 +25,7 @@ def decode(a: Tensor, decoder: Tensor) -> Tensor:
     return product(a.flatten(0, -2), decoder).view(a.shape)
 
 
-class RecurrentNetwork(Counted):
+class RecurrentNetwork(SequenceNetwork):
     """Layers and directions of a recurrence under the interface of `torch.nn.RNN`.
 
     A model is a layer class and a few lines. A layer is called as ``layer(x, h0, lengths,
@@ -55,9 +54,6 @@ class RecurrentNetwork(Counted):
         DtypeError: If the dtype is an integer, or complex and the network is real.
     """
 
-    #: What a state is made of; each part is learned under its name with `learnable_h0`.
-    state_names: ClassVar[tuple[str, ...]] = ("h0",)
-
     #: Whether there is a form with complex weights and states.
     takes_complex: ClassVar[bool] = False
 
@@ -80,18 +76,20 @@ class RecurrentNetwork(Counted):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         _check_sizes(input_size, hidden_size, num_layers, dropout)
         self._check_dtype(dtype)
+        directions = 2 if bidirectional else 1
+        super().__init__(
+            num_layers * directions,
+            hidden_size,
+            batch_first=batch_first,
+            learnable_h0=learnable_h0,
+            device=device,
+            dtype=dtype,
+        )
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
-        self.directions = 2 if bidirectional else 1
+        self.dropout, self.bidirectional, self.directions = dropout, bidirectional, directions
         self._make_layers(layer)
-        for name in self.state_names:
-            zero = torch.zeros(
-                num_layers * self.directions, hidden_size, device=device, dtype=dtype
-            )
-            self.register_parameter(name, nn.Parameter(zero) if learnable_h0 else None)
 
     def _check_dtype(self, dtype: torch.dtype | None) -> None:
         if dtype is None or dtype.is_floating_point or (dtype.is_complex and self.takes_complex):
@@ -119,7 +117,7 @@ class RecurrentNetwork(Counted):
         self,
         x: Tensor | PackedSequence,
         h0: Any = None,
-        lengths: Tensor | Sequence[int] | None = None,
+        lengths: Lengths = None,
     ) -> tuple[Tensor | PackedSequence, Any]:
         """Runs a batch of sequences.
 
@@ -151,7 +149,7 @@ class RecurrentNetwork(Counted):
         self,
         x: Tensor | PackedSequence,
         h0: Any = None,
-        lengths: Tensor | Sequence[int] | None = None,
+        lengths: Lengths = None,
     ) -> tuple[Tensor | PackedSequence, Any, Tensor | None]:
         """What `forward` computes, with the output before a last linear map that it may have.
 
@@ -165,33 +163,11 @@ class RecurrentNetwork(Counted):
         Returns:
             The output a, the last state, and R `(H, H)` with h = a R, or None where h = a.
         """
-        if isinstance(x, PackedSequence):
-            return self._coded_packed(x, h0, lengths)
-        batched = self._check_input(x, lengths)
-        x = self._to_dtype(x, "input")
-        if not batched:
-            x = x.unsqueeze(1)
-        elif self.batch_first:
-            x = x.transpose(0, 1)
-        states = self._first_states(h0, x.shape[1], batched)
-        output, last, decoder = self._run(x, states, lengths)
-        if not batched:
-            return output.squeeze(1), self._state([end.squeeze(1) for end in last]), decoder
-        output = output.transpose(0, 1) if self.batch_first else output
-        return output, self._state(last), decoder
+        return self._over(x, h0, lengths)
 
     def _run(
-        self,
-        x: Tensor,
-        states: Sequence[Tensor | None],
-        lengths: Tensor | Sequence[int] | None,
+        self, x: Tensor, states: Sequence[Tensor | None], lengths: Lengths
     ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-        """All layers over `(T, B, features)`, from the parts of the first state, None for zero.
-
-        Returns:
-            The output, the parts of the last state `(layers * directions, B, H)`, and the last
-            linear map of the output, or None.
-        """
         if lengths is not None:
             lengths = as_lengths(lengths, x)
         starts = [None] * len(self.layers) if states[0] is None else states[0].unbind(0)
@@ -244,113 +220,21 @@ class RecurrentNetwork(Counted):
         layer: Any = self.layers[index]
         return layer.stepper()
 
-    def _coded_packed(
-        self, x: PackedSequence, h0: Any, lengths: Tensor | Sequence[int] | None
-    ) -> tuple[PackedSequence, Any, Tensor | None]:
-        """Pads in the sorted order of the pack, runs, and packs again."""
-        if lengths is not None:
-            raise ConfigurationError("a PackedSequence has its own lengths: leave lengths= out")
-        if x.data.shape[-1] != self.input_size:
-            raise self._feature_error(x.data)
-        data = self._to_dtype(x.data, "input")
-        parts = torch.view_as_real(data) if data.is_complex() else data  # as torch packs reals only
-        padded, steps = pad_packed_sequence(PackedSequence(parts, x.batch_sizes))
-        padded = torch.view_as_complex(padded) if data.is_complex() else padded
-        states = self._first_states(h0, padded.shape[1], True)
-        if h0 is not None and x.sorted_indices is not None:
-            states = [None if h is None else h.index_select(1, x.sorted_indices) for h in states]
-        output, last, decoder = self._run(padded, states, steps)
-        parts = torch.view_as_real(output) if output.is_complex() else output
-        packed = pack_padded_sequence(parts, steps)
-        rows = torch.view_as_complex(packed.data) if output.is_complex() else packed.data
-        if x.unsorted_indices is not None:
-            last = [end.index_select(1, x.unsorted_indices) for end in last]
-        again = PackedSequence(rows, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
-        return again, self._state(last), decoder
-
-    def _state(self, parts: list[Tensor]) -> Any:
-        """The state as a caller sees it: the tensor, or a tuple of several."""
-        return parts[0] if len(parts) == 1 else tuple(parts)
-
-    def _first_states(self, given: Any, batch: int, batched: bool) -> list[Tensor | None]:
-        """The parts of the first state `(layers * directions, B, H)`, None for zero."""
-        count = self.num_layers * self.directions
-        if given is None:
-            learned = [getattr(self, name) for name in self.state_names]
-            return [h if h is None else h.unsqueeze(1).expand(-1, batch, -1) for h in learned]
-        names = self.state_names
-        parts = (given,) if len(names) == 1 else given
-        if not isinstance(parts, tuple | list) or len(parts) != len(names):
-            raise ShapeError(
-                f"expected the state ({', '.join(names)}), a tuple of {len(names)} tensors, got "
-                f"{type(given).__name__}"
-            )
-        wanted = (count, batch, self.hidden_size) if batched else (count, self.hidden_size)
-        states: list[Tensor | None] = []
-        for name, part in zip(names, parts, strict=True):
-            if not isinstance(part, Tensor) or tuple(part.shape) != wanted:
-                sizes = "(layers * directions, B, H)" if batched else "(layers * directions, H)"
-                came = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-                raise ShapeError(
-                    f"expected {name} of shape {wanted}, {sizes}, got {came}; the batch is second "
-                    f"in {name} with batch_first too"
-                )
-            part = self._to_dtype(part, name)
-            states.append(part if batched else part.unsqueeze(1))
-        return states
-
     @property
     def _like(self) -> Tensor:
         """A parameter whose dtype and device those of all tensors are."""
         layer: Any = self.layers[0]
         return layer.input.weight
 
-    def _to_dtype(self, tensor: Tensor, name: str) -> Tensor:
-        """The tensor in the dtype of the parameters; only autocast may have changed it.
+    def _fits(self, x: Tensor) -> bool:
+        return x.shape[-1] == self.input_size
 
-        A complex network takes real inputs of its precision as they are.
-        """
-        like = self._like
-        if tensor.device != like.device:
-            raise DtypeError(
-                f"expected {name} on {like.device}, where the parameters are, got "
-                f"{tensor.device}: use {name}.to(device)"
-            )
-        wanted = like.dtype
-        if wanted.is_complex and not tensor.is_complex() and name == "input":
-            wanted = real_dtype(wanted)
-        if tensor.dtype == wanted:
-            return tensor
-        if tensor.dtype.is_floating_point and torch.is_autocast_enabled(tensor.device.type):
-            return tensor.to(wanted)
-        raise DtypeError(
-            f"expected {name} of {wanted}, as the parameters, got {tensor.dtype}: use "
-            f"{name}.to({wanted}) or rnn.to({tensor.dtype})"
-        )
-
-    def _feature_error(self, x: Tensor) -> ShapeError:
+    def _shape_error(self, x: Tensor) -> ShapeError:
         layout = "(B, T, K)" if self.batch_first else "(T, B, K)"
         return ShapeError(
             f"expected an input of shape {layout} or unbatched (T, K) with K = {self.input_size} "
             f"features, got {tuple(x.shape)}"
         )
-
-    def _check_input(self, x: Tensor, lengths: Tensor | Sequence[int] | None) -> bool:
-        """Checks the shape of a padded input and says whether it is batched."""
-        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
-            raise self._feature_error(x)
-        batched = x.ndim == 3
-        if lengths is not None and not batched:
-            raise ShapeError(
-                f"lengths= is for batches, got an unbatched input of shape {tuple(x.shape)}: cut "
-                "the sequence at its length instead"
-            )
-        if x.shape[1 if batched and self.batch_first else 0] == 0:
-            raise ShapeError(
-                f"expected sequences of at least one step, got an input of shape {tuple(x.shape)} "
-                "with T = 0: skip empty sequences, the state after them is h0"
-            )
-        return batched
 
     def extra_repr(self) -> str:
         """Sizes and options, for printing."""
