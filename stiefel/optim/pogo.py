@@ -150,8 +150,12 @@ class POGO(NearManifold):
     is within ``3/4 |eta Phi|_2^4`` of orthonormal after each step, however many there are. `bound`
     tells what that is for the largest step, and `feasibility` where the points are. One step takes
     four products of 2 n p^2 operations and two Gram matrices, or three and one for square
-    matrices. Source: Javaloy and Vergari, An embarrassingly simple way to optimize orthogonal
-    matrices at scale, 2026 (proximal one-step geometric orthoptimizer), with lambda = 1/2.
+    matrices; the bound on its length takes one more Gram matrix and two products of 2 p^3 (above
+    256 columns eight products with vectors, 16 n p), and the check of the new point, which every
+    step makes, another. A Gram matrix is a product of 2 n p^2, from 512 columns on three quarters
+    of one or less. Source: Javaloy and Vergari, An embarrassingly simple way to optimize
+    orthogonal matrices at scale, 2026 (proximal one-step geometric orthoptimizer), with
+    lambda = 1/2.
 
     The correction needs ``|eta Phi|_2`` well below sqrt(2). ``eta = min(lr, max_step / |Phi|_2)``
     sees to it for each matrix on its device, the norm by products (`spectral_norm_bound`):

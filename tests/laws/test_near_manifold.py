@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import stiefel
 from stiefel import geometry
+from stiefel.optim import POGO
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.near import NearManifold
 from tests.registry import OPTIMIZERS
@@ -54,3 +56,30 @@ def follow(case, steps, device, monkeypatch):
     for measured, bound in zip(worst.tolist(), optimizer.bound(), strict=True):
         assert measured < bound + usual
         assert measured > bound / 100 or not case.attains  # the bound says something
+
+
+def work_promised(kind, options, n, p):
+    """Operations of a step below 512 columns, as the docstrings of the classes say."""
+    product, square = 2 * n * p * p, n == p
+    if kind is POGO:
+        count = 3 + 1 if square else 4 + 2
+        bound = product + 2 * 2 * p**3 if p <= 256 else 16 * n * p
+        corrections = 2 * (options.get("corrections", 1) - 1)
+    else:
+        count, bound, corrections = 3 if square else 4, 0, 0
+    averages = 2 if options.get("momentum") or options.get("base") == "adam" else 0
+    check = 1
+    return (count + averages + corrections + check) * product + bound
+
+
+@pytest.mark.parametrize("shape", [(60, 20), (30, 30), (600, 300), (300, 300)], ids=str)
+@pytest.mark.parametrize("case", NEAR, ids=lambda case: case.name)
+@pytest.mark.usefixtures("one_thread")
+def test_a_step_takes_the_products_that_are_promised(case, shape, device):
+    leaf = stiefel.ManifoldParameter(geometry.haar(*shape, device=device), case.manifolds[0])
+    optimizer = case.kind([leaf], lr=0.1, **case.options)
+    for counter in (FlopCounterMode(display=False), FlopCounterMode(display=False)):
+        leaf.grad = torch.randn_like(leaf)
+        with counter:
+            optimizer.step()
+    assert counter.get_total_flops() == work_promised(case.kind, case.options, *shape)
