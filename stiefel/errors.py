@@ -25,6 +25,7 @@ __all__ = [
     "ShapeError",
     "StiefelError",
     "UnknownNameError",
+    "did_you_mean",
     "naming",
     "unknown",
 ]
@@ -122,6 +123,11 @@ def unknown(kind: str, got: object, valid: Iterable[str]) -> UnknownNameError:
         An error whose message lists the valid names and the closest of them.
     """
     names = sorted(valid)
-    close = difflib.get_close_matches(str(got), names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(got, names)
     return UnknownNameError(f"unknown {kind} {got!r}: expected one of {', '.join(names)}.{hint}")
+
+
+def did_you_mean(got: object, valid: Iterable[str]) -> str:
+    """``" Did you mean 'cayley'?"``, with the closest of the valid names; empty if none is."""
+    close = difflib.get_close_matches(str(got), list(valid), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -15,7 +15,7 @@ from stiefel.numerics import plain
 from stiefel.operators import Dense, Operator
 from stiefel.parameter.points import nearest
 from stiefel.parameter.riemannian import Riemannian
-from stiefel.parameter.storage import ConstraintList, storage_of, uninstall
+from stiefel.parameter.storage import ConstraintList, check_tensor, storage_of, uninstall
 
 __all__ = ["Constraint", "constraints", "operator"]
 
@@ -107,6 +107,7 @@ class Constraint:
             RepresentationError: If the chart cannot hold the point; nothing is changed then.
         """
         with naming(self.path or self.name):
+            check_tensor(X)
             self._assign(X.detach())
 
     def _assign(self, X: Tensor) -> None:
@@ -187,6 +188,15 @@ def _move_state(
         state[key].copy_(moment)
 
 
+def check_module(model: object) -> None:
+    """Raises a `ConfigurationError` if what should be a module is none."""
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(
+            f"expected a torch.nn.Module, got {type(model).__name__}: pass the model, or the "
+            "module that holds the weight"
+        )
+
+
 def constraints(model: nn.Module) -> Iterator[Constraint]:
     """Lists the constrained weights of a model, recursively, tied weights once.
 
@@ -205,6 +215,7 @@ def constraints(model: nn.Module) -> Iterator[Constraint]:
         >>> [(c.path, c.via, tuple(c.point.shape)) for c in stiefel.constraints(model)]
         [('1.weight', 'tcwy', (3, 2))]
     """
+    check_module(model)
     found: dict[int, tuple[str, ConstraintList | None, list[tuple[nn.Module, str]]]] = {}
     for prefix, module in model.named_modules():
         if isinstance(module, parametrize.ParametrizationList):
@@ -242,5 +253,8 @@ def operator(module: nn.Module, name: str = "weight") -> Operator:
         return storage.operator()
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor):
-        raise ConfigurationError(f"{type(module).__name__} has no weight {name!r}")
+        raise ConfigurationError(
+            f"expected a module with a weight {name!r}, got {type(module).__name__} without: give "
+            "the name of its matrix, or the submodule that holds it"
+        )
     return Dense(weight)

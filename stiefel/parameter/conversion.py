@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError, naming
 from stiefel.manifolds import is_stiefel
-from stiefel.parameter.constraint import Constraint, constraints
+from stiefel.parameter.constraint import Constraint, check_module, constraints
 from stiefel.parameter.points import coordinates_of, make_leaves, nearest
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parameter.storage import ConstraintList, install
@@ -67,6 +67,8 @@ def convert(
             optimizer cannot take the leaves or is not the one that `via` names.
     """
     check_via(via)
+    if optimizer is not None:
+        _check_optimizer(optimizer)
     prepared: list[tuple[Constraint, ConstraintList]] = []
     for constraint in _chosen(model, name):
         with naming(constraint.path):
@@ -134,6 +136,14 @@ def _converted(
         determinant=determinant,
         projected_distance=constraint.projected_distance,
     )
+
+
+def _check_optimizer(optimizer: object) -> None:
+    if not hasattr(optimizer, "param_groups"):
+        raise ConfigurationError(
+            f"expected an optimizer, got {type(optimizer).__name__}: make one with "
+            "stiefel.optim.build(model, lr=...) and pass it"
+        )
 
 
 def _check_exchange(
@@ -206,6 +216,8 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             would move a Riemannian leaf off its manifold.
         LostManifoldError: If a Riemannian leaf has become a plain parameter.
     """
+    check_module(model)
+    _check_optimizer(optimizer)
     schedule = RebaseSchedule(model, optimizer)
     if schedule.scheduled:
         optimizer.register_step_post_hook(schedule)

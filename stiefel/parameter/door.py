@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 
 from stiefel import geometry
@@ -15,12 +16,14 @@ from stiefel.errors import (
     DtypeError,
     NonFiniteError,
     RepresentationError,
+    did_you_mean,
 )
 from stiefel.init import Initializer, fill_, initializer
 from stiefel.numerics import compute_dtype, tolerance
+from stiefel.parameter.constraint import check_module
 from stiefel.parameter.points import coordinates_of, make_leaves, nearest, sign_of_determinant
 from stiefel.parameter.storage import ConstraintList, install, storage_of
-from stiefel.parameter.via import make_chart
+from stiefel.parameter.via import make_chart, via_names
 from stiefel.parameter.views import View, make_view
 from stiefel.parametrizations import Parametrization
 
@@ -86,6 +89,7 @@ def orthogonal(
         >>> bool((W.mT @ W - torch.eye(64)).abs().max() < stiefel.tolerance(W.dtype, 64, 64))
         True
     """
+    check_module(module)
     tensor, old, dtype = _current(module, name)
     chart, the_view = _chart_and_view(module, name, tensor, via, view, weight_dtype, options)
     _check(chart, determinant, the_view.matrix_shape, tensor)
@@ -113,12 +117,41 @@ def _current(module: nn.Module, name: str) -> tuple[Tensor, Tensor, torch.dtype]
         return storage.view(storage.exact_point()), storage.originals[0], storage.dtype
     tensor = module._parameters.get(name, module._buffers.get(name))
     if tensor is None:
-        found = [k for k, v in (*module.named_parameters(), *module.named_buffers()) if v.ndim > 1]
+        raise ConfigurationError(_missing(module, name))
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         raise ConfigurationError(
-            f"{type(module).__name__} has no weight {name!r} of its own; matrices in it: "
-            f"{', '.join(found) or 'none'}. Call stiefel.orthogonal on the submodule that holds it"
+            f"the weight {name!r} of {type(module).__name__} has no shape yet: run the model once "
+            "on a batch, which makes it, and call stiefel.orthogonal after that"
         )
     return tensor.detach(), tensor, tensor.dtype
+
+
+def _missing(module: nn.Module, name: str) -> str:
+    """Why there is no such weight, and which are there."""
+    kind = type(module).__name__
+    if name in via_names():
+        return (
+            f"{kind} has no weight {name!r}, which is a way to train one: call "
+            f"stiefel.orthogonal(module, via={name!r}); the second argument is the weight's name"
+        )
+    if isinstance(getattr(module, str(name), None), Tensor):
+        return (
+            f"{name!r} of {kind} is no parameter: it is computed from others, by "
+            "torch.nn.utils.weight_norm or spectral_norm or by hand. Undo that first, for "
+            "instance with torch.nn.utils.remove_weight_norm(module)"
+        )
+    lazy = (UninitializedParameter, UninitializedBuffer)
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    found = [key for key, value in tensors if not isinstance(value, lazy) and value.ndim > 1]
+    own = [key for key in found if "." not in key]
+    remedy = "Call stiefel.orthogonal on the submodule that holds it"
+    if own:
+        remedy = "Give the name of the one that is meant as the second argument"
+    listed = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+    return (
+        f"{kind} has no weight {name!r} of its own; matrices in it: {listed or 'none'}. "
+        f"{remedy}.{did_you_mean(name, own)}"
+    )
 
 
 def _chart_and_view(
@@ -147,7 +180,9 @@ def _check(
     compute_dtype(tensor.dtype)  # refuses integers
     emitted = chart.weight_dtype or tensor.dtype
     if not isinstance(emitted, torch.dtype):
-        raise DtypeError(f"expected weight_dtype= to be a torch.dtype, got {emitted!r}")
+        raise DtypeError(
+            f"expected weight_dtype= to be a torch.dtype, such as torch.float32, got {emitted!r}"
+        )
     tolerance(emitted, *shape[-2:])  # refuses what is too coarse to be orthonormal
     if compute_dtype(emitted).is_complex != tensor.is_complex():
         raise DtypeError(
@@ -162,7 +197,10 @@ def _check(
     if determinant is None:
         return
     if type(determinant) is not int or determinant not in (-1, 1):
-        raise ConfigurationError(f"expected determinant +1 or -1, got {determinant!r}")
+        raise ConfigurationError(
+            f"expected determinant= to be +1 or -1, or None for that of the current value, got "
+            f"{determinant!r}"
+        )
     if shape[-1] != shape[-2] or tensor.is_complex():
         raise ConfigurationError(
             f"determinant= is for real square weights, got a matrix of shape {shape} and dtype "

@@ -33,7 +33,10 @@ def nearest(X: Tensor, bound: float | None = None) -> tuple[Tensor, float]:
         NonFiniteError: If `X` has a NaN or an infinity.
     """
     if not bool(torch.isfinite(X).all()):
-        raise NonFiniteError("expected finite entries, got NaN or infinity in the weight")
+        raise NonFiniteError(
+            "expected finite entries, got NaN or infinity in the weight: give it finite numbers "
+            "first (a run that diverged leaves NaN)"
+        )
     residual = geometry.orthonormality_residual(X)
     bound = tolerance(X.dtype, *X.shape[-2:]) if bound is None else bound
     if residual.numel() == 0 or float(residual.max()) <= bound:

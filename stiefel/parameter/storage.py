@@ -199,14 +199,21 @@ class ConstraintList(parametrize.ParametrizationList):
             NonFiniteError: If `value` has a NaN or an infinity.
             RepresentationError: If the chart cannot hold the value; nothing is changed then.
         """
+        check_tensor(value)
         self.assign(self.view.right_inverse(value.detach().to(self.originals[0].device)))
 
     @torch.no_grad()
     def assign(self, X: Tensor) -> None:
         """Stores a point ``(*batch, n, p)``; all or nothing (see `right_inverse`)."""
+        if self.originals[0].is_meta:
+            raise ConfigurationError(
+                "expected a weight with numbers, got one on the meta device: load a checkpoint "
+                "with assign=True, or call model.to_empty(device=...) first"
+            )
         if X.is_complex() and not self.dtype.is_complex:
             raise DtypeError(
-                f"expected a real value for a weight of dtype {self.dtype}, got {X.dtype}"
+                f"expected a real value for a weight of dtype {self.dtype}, got {X.dtype}: make "
+                "the module complex before it is constrained, or give a real value"
             )
         point, distance = nearest(X.to(compute_dtype(self.dtype)))
         coordinates = coordinates_of(self.chart, point, self.determinant)
@@ -287,6 +294,20 @@ class ConstraintList(parametrize.ParametrizationList):
         )
         self._restore()
         self._polish()
+
+
+def check_tensor(value: object) -> None:
+    """Raises an error if what should be the value of a weight is no tensor, or has no numbers."""
+    if isinstance(value, Tensor) and value.is_meta:
+        raise ConfigurationError(
+            "expected a value with numbers, got a tensor on the meta device: make it on a device "
+            "that has storage, such as device='cpu'"
+        )
+    if not isinstance(value, Tensor):
+        raise DtypeError(
+            f"expected a tensor as the value of a constrained weight, got {type(value).__name__}: "
+            "convert it with torch.as_tensor, or call stiefel.release to have a plain weight"
+        )
 
 
 def _within_kind(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

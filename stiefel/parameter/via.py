@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stiefel.errors import ConfigurationError, ShapeError, StiefelError, unknown
+from stiefel.errors import ConfigurationError, ShapeError, StiefelError, did_you_mean, unknown
 from stiefel.parameter.riemannian import Riemannian
 from stiefel.parametrizations import CHARTS, Parametrization
 from stiefel.parametrizations.options import chart_label
@@ -66,9 +66,19 @@ def via_names() -> list[str]:
 
 
 def check_via(via: object) -> None:
-    """Raises an `UnknownNameError` if `via` is neither a name nor a chart made by hand."""
+    """Raises an error if `via` is neither a name nor a chart made by hand.
+
+    Raises:
+        UnknownNameError: If it is another name.
+        ConfigurationError: If it is the class of a chart.
+    """
     if isinstance(via, Parametrization):
         return
+    if isinstance(via, type) and issubclass(via, Parametrization):
+        raise ConfigurationError(
+            f"expected a name or a chart made by hand, got the class {via.__name__}: use via="
+            f"{via.name!r}, or {via.__name__}(n, p) for one weight of that size"
+        )
     if not isinstance(via, str) or via not in via_names():
         raise unknown("via", via, via_names())
 
@@ -105,7 +115,8 @@ def make_chart(
         if (*via.batch, via.n, via.p) != tuple(shape):
             raise ShapeError(
                 f"expected a chart for points of shape {tuple(shape)}, got one for "
-                f"{(*via.batch, via.n, via.p)}"
+                f"{(*via.batch, via.n, via.p)}: make it with {type(via).__name__}({n}, {p}"
+                f"{f', batch={tuple(batch)}' if batch else ''}), or use via={via.name!r}"
             )
         return copy.deepcopy(via).to(device)  # the user's object may serve several weights
     check_via(via)
@@ -148,7 +159,7 @@ def _check_options(
         free = [key for key in accepted if key not in implied]
         raise ConfigurationError(
             f"{chart_said} has no option {', '.join(map(repr, extra))}: its options are "
-            f"{', '.join(free) or 'none'}"
+            f"{', '.join(free) or 'none'}.{did_you_mean(extra[0], free)}"
         )
     clash = sorted(set(implied) & set(options))
     if clash:

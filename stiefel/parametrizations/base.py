@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any, ClassVar
 
 import torch
@@ -51,8 +52,8 @@ class Parametrization(nn.Module, ABC):
 
     Raises:
         ShapeError: If n < p or p < 1.
-        ConfigurationError: If the chart has no frames (``n > p``) or no batches and they are
-            asked for.
+        ConfigurationError: If the sizes are no whole numbers, or the chart has no frames
+            (``n > p``) or no batches and they are asked for.
     """
 
     name: ClassVar[str]
@@ -77,6 +78,7 @@ class Parametrization(nn.Module, ABC):
     def __init__(self, n: int, p: int | None = None, *, batch: Sequence[int] = ()) -> None:
         super().__init__()
         p = n if p is None else p
+        n, p, batch = self._whole_sizes(n, p, batch)
         if not 1 <= p <= n:
             raise ShapeError(
                 f"{self.label}: expected sizes 1 <= p <= n, got n = {n}, p = {p}. A wide "
@@ -92,9 +94,19 @@ class Parametrization(nn.Module, ABC):
                 f"{self.label} covers single matrices only, got a batch {tuple(batch)}: "
                 "via='cwy', 'matrix_exp' and 'polar' cover batches"
             )
-        self.n, self.p, self.batch = int(n), int(p), tuple(int(size) for size in batch)
+        self.n, self.p, self.batch = n, p, batch
         self.rebase_every: int | None = None
         self.weight_dtype: torch.dtype | None = None
+
+    def _whole_sizes(self, n: Any, p: Any, batch: Any) -> tuple[int, int, tuple[int, ...]]:
+        """The sizes as whole numbers, numpy's too."""
+        try:
+            return index(n), index(p), tuple(index(size) for size in batch)
+        except TypeError:
+            raise ConfigurationError(
+                f"{self.label}: expected whole numbers n and p and a tuple of them as batch=, got "
+                f"n = {n!r}, p = {p!r}, batch = {batch!r}"
+            ) from None
 
     @property
     def shape(self) -> torch.Size:
@@ -270,7 +282,7 @@ class Parametrization(nn.Module, ABC):
         if X.shape != self.shape:
             raise ShapeError(
                 f"{self.label}: expected a weight of shape {tuple(self.shape)}, got "
-                f"{tuple(X.shape)}"
+                f"{tuple(X.shape)}. Give a weight of that shape, or make a chart for this one"
             )
         working = compute_dtype(X.dtype)
         if X.is_complex() and not self.complex:
@@ -282,7 +294,8 @@ class Parametrization(nn.Module, ABC):
         bound = tolerance(X.dtype, self.n, self.p)
         if not bool(residual.isfinite().all()):
             raise NonFiniteError(
-                f"{self.label}: the weight of shape {tuple(X.shape)} has a NaN or an infinity"
+                f"{self.label}: the weight of shape {tuple(X.shape)} has a NaN or an infinity, "
+                "expected finite entries: give it finite numbers first"
             )
         worst = float(residual.amax()) if residual.numel() else 0.0
         if worst > bound:

@@ -54,7 +54,7 @@ class TestOptions:
         text = self.refused(via, call, bad_option=1)
         assert repr(via) in text
         assert "'bad_option'" in text
-        offered = text.split("its options are ")[1].split(", ")
+        offered = text.split("its options are ")[1].split(".")[0].split(", ")
         for option in options_of(via):
             assert (option in offered) == (option not in SHORT_FORMS.get(via, (via, {}))[1])
 
