@@ -16,6 +16,7 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor, nn
 
+from stiefel.diagnostics.columns import MODEL
 from stiefel.diagnostics.point_gradients import point_gradients
 from stiefel.errors import ConfigurationError, NonFiniteError, ShapeError
 from stiefel.geometry import euclidean_gradient
@@ -191,7 +192,7 @@ def gradient_noise(
     whole = _estimate(total, population, batch_size, confidence)
     if reasons:
         whole = replace(whole, missing="without " + ", ".join(reasons))
-    return {**estimates, "model": whole}
+    return {**estimates, MODEL: whole}
 
 
 def _micro_batch_gradients(

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from stiefel.diagnostics import columns as names
+from stiefel.diagnostics.columns import MODEL, STEP, column
 from stiefel.diagnostics.feasibility import Feasibility
 from stiefel.diagnostics.gradient_noise import NormEstimate, gradient_noise
 from stiefel.diagnostics.loggers.dictionary import Logger
@@ -20,6 +22,7 @@ from stiefel.diagnostics.monitor_report import (
     JUDGED,
     MonitorReport,
     default_figure,
+    is_measured,
     judge_records,
     write_report,
 )
@@ -42,7 +45,7 @@ from stiefel.parameter import constraints
 
 __all__ = ["StationarityMonitor"]
 
-_FIGURE = "model/max_residual"  # in every row of a step
+_FIGURE = column(MODEL, names.MAX_RESIDUAL)  # in every row of a step
 
 
 @dataclass
@@ -204,7 +207,8 @@ class StationarityMonitor:
             ConfigurationError: If no record has the figure; the message lists those that are there.
         """
         figure = figure or default_figure(self.records)
-        noise = [row["model/noise_floor"] for row in self.records if "model/noise_floor" in row]
+        floor = column(MODEL, names.NOISE_FLOOR)
+        noise = [row[floor] for row in self.records if floor in row]
         if figure == JUDGED and noise:
             options.setdefault("noise_floor", noise[-1])
         scaled = hasattr(self.scale, "get_scale")
@@ -224,10 +228,7 @@ class StationarityMonitor:
         conditions = None if self.side_conditions is None else self.side_conditions.report()
         weights = {path: found for path, (_, found) in self._seen.items()}
         figure = figure or default_figure(self.records)
-        measured = any(
-            "model/gradient_norm" in row or ("model/total_norm" in row and not self._seen)
-            for row in self.records
-        )
+        measured = is_measured(self.records, constrained=bool(self._seen))
         judgement = self.judge(figure, **options) if measured else None
         return write_report(self.records, self.step, weights, judgement, figure, conditions)
 
@@ -259,7 +260,7 @@ class StationarityMonitor:
         if per_batch is not None and per_batch < 1:
             raise ConfigurationError(f"expected per_batch of at least 1, got {per_batch}")
         found = gradient_noise(self._model(), losses, **options)
-        self._write({"step": self.step, **noise_figures(found, per_batch, options)})
+        self._write({STEP: self.step, **noise_figures(found, per_batch, options)})
         return found
 
     # -- checkpoints and copies -----------------------------------------------------------------
@@ -336,7 +337,7 @@ class StationarityMonitor:
         }
         count = sum(_FIGURE in row for row in self.records)
         figures = stationarity_figures(block.frozen, gradients, used)
-        row = {"step": self.step, **figures}
+        row = {STEP: self.step, **figures}
         row |= total_figures(figures, block.ordinary.norm(block.scale))
         row |= feasibility_figures(self.step, block.frozen, self._seen)
         if self.differential_every is not None and count % self.differential_every == 0:

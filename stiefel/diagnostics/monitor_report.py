@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stiefel.diagnostics import columns as names
+from stiefel.diagnostics.columns import MODEL, STEP, column, is_column
 from stiefel.diagnostics.feasibility import Feasibility
 from stiefel.diagnostics.rates import Judgement, Verdict, judge_rate
 from stiefel.diagnostics.report import Finding, Report
@@ -18,6 +20,7 @@ __all__ = [
     "MonitorReport",
     "default_figure",
     "figure_of",
+    "is_measured",
     "judge_records",
     "write_report",
 ]
@@ -26,7 +29,8 @@ Records = Sequence[Mapping[str, Any]]
 
 _SQUARED = "_squared"
 #: What is judged of a model with constrained weights, and of one without.
-JUDGED, _OF_ORDINARY = "model/euclidean_norm_squared", "model/total_norm_squared"
+JUDGED = column(MODEL, names.EUCLIDEAN_NORM) + _SQUARED
+_OF_ORDINARY = column(MODEL, names.TOTAL_NORM) + _SQUARED
 _STATIONARY = {
     Verdict.DECREASING: "not known to be yet, the gradient still falls",
     Verdict.NOISE_FLOOR: "as far as the noise of a batch lets it be seen",
@@ -59,8 +63,17 @@ class MonitorReport(Report):
 def default_figure(records: Records) -> str:
     """What is judged where nothing else is asked for: of constrained weights if any was seen."""
     known = {name for row in records for name in row}
-    constrained = known & {"model/euclidean_norm", "model/max_residual"}
-    return _OF_ORDINARY if "model/total_norm" in known and not constrained else JUDGED
+    constrained = {column(MODEL, name) for name in (names.EUCLIDEAN_NORM, names.MAX_RESIDUAL)}
+    ordinary = column(MODEL, names.TOTAL_NORM) in known and not known & constrained
+    return _OF_ORDINARY if ordinary else JUDGED
+
+
+def is_measured(records: Records, *, constrained: bool) -> bool:
+    """Whether there is a gradient to judge: of a point where there are any, else any gradient."""
+    figures = {column(MODEL, names.GRADIENT_NORM)}
+    if not constrained:
+        figures.add(column(MODEL, names.TOTAL_NORM))
+    return any(figures & row.keys() for row in records)
 
 
 def figure_of(records: Records, figure: str) -> tuple[list[int], list[float]]:
@@ -82,13 +95,13 @@ def figure_of(records: Records, figure: str) -> tuple[list[int], list[float]]:
     if key not in known and key.endswith(_SQUARED):
         power, key = 2, key.removesuffix(_SQUARED)
     rows = [row for row in records if isinstance(row.get(key), int | float)]
-    if not rows or key == "step":
-        numbers = [name for name in known if name.startswith("model/")]
+    if not rows or key == STEP:
+        numbers = [name for name in known if name.startswith(column(MODEL, ""))]
         raise ConfigurationError(
             f"no record has the figure {figure!r}: there are {', '.join(numbers) or 'none yet'}, "
             "the same of every weight under its path, and squares with _squared behind them"
         )
-    return [row["step"] for row in rows], [float(row[key]) ** power for row in rows]
+    return [row[STEP] for row in rows], [float(row[key]) ** power for row in rows]
 
 
 def judge_records(
@@ -142,9 +155,9 @@ def write_report(
     wrong = [found.path for found in weights.values() if not found.ok]
     feasible = "yes" if weights else "not measured, no constrained weight was seen"
     notes = [f"feasible: {'no, see ' + ', '.join(wrong) if wrong else feasible}"]
-    steps = ("model/max_residual", "model/total_norm")
+    steps = [column(MODEL, name) for name in (names.MAX_RESIDUAL, names.TOTAL_NORM)]
     last = next((row for row in reversed(records) if any(key in row for key in steps)), {})
-    skipped = [f"{key}: {value}" for key, value in last.items() if key.endswith("/missing")]
+    skipped = [f"{key}: {value}" for key, value in last.items() if is_column(key, names.MISSING)]
     if judgement is None:
         notes.append("stationary: not measured, there is no gradient with respect to a point")
     else:
@@ -154,13 +167,14 @@ def write_report(
             verdict += f", confidence {judgement.confidence:.0%}"
         notes.append(f"{figure}: {verdict}: {judgement.explanation}")
         if weights:
-            share = last.get("model/relative", math.nan)
+            share = last.get(column(MODEL, names.RELATIVE), math.nan)
             notes.append(f"share of the gradient to move along, at the last record: {share:.3g}")
         findings += _falls(judgement, figure)
     notes += _noise(records)
-    warned = {key: row for row in records for key in row if key.endswith("/warning")}
-    notes += [f"step {row['step']}, {key}: {row[key]}" for key, row in warned.items()]
-    if weights and not any(key.endswith("/differential_largest") for row in records for key in row):
+    warned = {key: row for row in records for key in row if is_column(key, names.WARNING)}
+    notes += [f"step {row[STEP]}, {key}: {row[key]}" for key, row in warned.items()]
+    known = {key for row in records for key in row}
+    if weights and not any(is_column(key, names.DIFFERENTIAL_LARGEST) for key in known):
         skipped.append("singular values of the charts' differentials: differential_every= is None")
     if side_conditions is not None:
         findings += side_conditions.findings
@@ -193,20 +207,22 @@ def _falls(judgement: Judgement, figure: str) -> list[Finding]:
 def _stationary(judgement: Judgement, records: Records) -> str:
     """The verdict as an answer; a measurement of the noise at the end sees below its floor."""
     row = records[-1] if records else {}
-    if judgement.verdict is Verdict.NOISE_FLOOR and row.get("model/squared_gradient_low", 0) > 0:
+    low = row.get(column(MODEL, names.SQUARED_GRADIENT_LOW), 0)
+    if judgement.verdict is Verdict.NOISE_FLOOR and low > 0:
         return "no, without the noise of a batch the gradient is above zero"
     return _STATIONARY[judgement.verdict]
 
 
 def _noise(records: Records) -> list[str]:
     """What the last measurement of the noise says."""
-    row = next((row for row in reversed(records) if "model/squared_gradient" in row), None)
+    square = column(MODEL, names.SQUARED_GRADIENT)
+    row = next((row for row in reversed(records) if square in row), None)
     if row is None:
         return []
-    value, low = row["model/squared_gradient"], row["model/squared_gradient_low"]
-    high, floor = row["model/squared_gradient_high"], row["model/noise_floor"]
+    ends = (names.SQUARED_GRADIENT_LOW, names.SQUARED_GRADIENT_HIGH, names.NOISE_FLOOR)
+    value, (low, high, floor) = row[square], (row[column(MODEL, name)] for name in ends)
     zero = "not told from zero" if low <= 0 else "above zero"
     return [
-        f"without the noise, at step {row['step']}: squared gradient {value:.3g}, from {low:.3g} "
+        f"without the noise, at step {row[STEP]}: squared gradient {value:.3g}, from {low:.3g} "
         f"to {high:.3g}, {zero}; noise floor of a batch {floor:.3g}"
     ]

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stiefel.diagnostics import columns as names
+from stiefel.diagnostics.columns import MODEL, column
 from stiefel.diagnostics.differential import chart_differential
 from stiefel.diagnostics.feasibility import Feasibility, feasibility
 from stiefel.diagnostics.gradient_noise import NormEstimate
@@ -57,12 +59,12 @@ def feasibility_figures(step: int, frozen: nn.Module, seen: dict[str, Seen]) -> 
     """
     found = feasibility(frozen)
     worst = _worst(list(found.values()))
-    figures: Figures = {f"model/{name}": value for name, value in worst.items()}
+    figures: Figures = {column(MODEL, name): value for name, value in worst.items()}
     for path, now in found.items():
         figures |= _numbers(path, now, ("tolerance",))
         if path in seen and seen[path][0] < step and seen[path][1].shape == now.shape:
             since, before = seen[path]
-            figures[f"{path}/drift_per_step"] = now.drift_since(before, step - since)
+            figures[column(path, names.DRIFT_PER_STEP)] = now.drift_since(before, step - since)
     seen.clear()
     seen.update({path: (step, now) for path, now in found.items()})
     return figures
@@ -94,12 +96,12 @@ def stationarity_figures(
             leaf.grad = None if gradient is None else gradient.to(leaf).reshape(leaf.shape)
     each = stationarity(frozen, gradients)
     figures = _of(
-        total_stationarity(each), "model", all(now.missing is not None for now in each.values())
+        total_stationarity(each), MODEL, all(now.missing is not None for now in each.values())
     )
     for path, now in each.items():
         figures |= _of(now, path, now.missing is not None)
         if gradients[path].elsewhere:
-            figures[f"{path}/warning"] = (
+            figures[column(path, names.WARNING)] = (
                 f"the weight was read {gradients[path].elsewhere} more times at another point, "
                 "after a step inside the block: only the gradient at the first point is measured"
             )
@@ -117,8 +119,10 @@ def total_figures(figures: Mapping[str, Any], ordinary: float | None) -> Figures
         ``"model/total_norm"``: the root of the squares of that and of ``model/euclidean_norm``;
         nothing where there is neither.
     """
-    parts = [p for p in (figures.get("model/euclidean_norm"), ordinary) if p is not None]
-    return {"model/total_norm": math.hypot(*parts)} if parts else {}
+    parts = [
+        p for p in (figures.get(column(MODEL, names.EUCLIDEAN_NORM)), ordinary) if p is not None
+    ]
+    return {column(MODEL, names.TOTAL_NORM): math.hypot(*parts)} if parts else {}
 
 
 def differential_figures(frozen: nn.Module, figures: Mapping[str, Any]) -> Figures:
@@ -139,17 +143,20 @@ def differential_figures(frozen: nn.Module, figures: Mapping[str, Any]) -> Figur
         # a generator of its own: the one that training draws from stays where it is
         generator = torch.Generator(constraint.leaves[0].device).manual_seed(0)
         path, found = constraint.path, chart_differential(constraint, generator=generator)
-        sizes = (found.smallest, found.largest, found.rank, found.dimension)
-        for name, value in zip(("smallest", "largest", "rank", "dimension"), sizes, strict=True):
-            if value is not None:
-                made[f"{path}/differential_{name}"] = value
-        riemannian = figures.get(f"{path}/euclidean_norm", math.nan)
+        sizes = {
+            names.DIFFERENTIAL_SMALLEST: found.smallest,
+            names.DIFFERENTIAL_LARGEST: found.largest,
+            names.DIFFERENTIAL_RANK: found.rank,
+            names.DIFFERENTIAL_DIMENSION: found.dimension,
+        }
+        made |= {column(path, name): size for name, size in sizes.items() if size is not None}
+        riemannian = figures.get(column(path, names.EUCLIDEAN_NORM), math.nan)
         squared = figures.get(f"{path}/coordinate_norm_squared")
         if squared is None or not found.dimension or found.smallest > _SINGULAR * found.largest:
             continue
         norm = math.sqrt(squared)
         if not norm > _SMALL * found.largest * riemannian:
-            made[f"{path}/warning"] = (
+            made[column(path, names.WARNING)] = (
                 f"the coordinate gradient ({norm:.3g}) is small, which proves nothing here: the "
                 f"chart's differential has the singular value {found.smallest:.1g}, beside "
                 f"{found.largest:.3g}, so that there are directions in which it cannot move the "
@@ -180,15 +187,15 @@ def noise_figures(
     for path, each in found.items():
         floor = each.noise_floor
         if each.count == 0 and each.missing is not None:
-            made[f"{path}/missing"] = each.missing
+            made[column(path, names.MISSING)] = each.missing
             continue
         if per_batch is not None:
             part = floor * each.count / rest(each.count) if rest(each.count) > 0 else math.nan
             floor = max(rest(per_batch), 0.0) * part / per_batch
-        made[f"{path}/squared_gradient"] = each.value
-        made[f"{path}/squared_gradient_low"] = each.low
-        made[f"{path}/squared_gradient_high"] = each.high
-        made[f"{path}/noise_floor"] = floor
+        made[column(path, names.SQUARED_GRADIENT)] = each.value
+        made[column(path, names.SQUARED_GRADIENT_LOW)] = each.low
+        made[column(path, names.SQUARED_GRADIENT_HIGH)] = each.high
+        made[column(path, names.NOISE_FLOOR)] = floor
     return made
 
 
@@ -216,7 +223,7 @@ def reflections(
 
 def _of(found: Stationarity, path: str, nothing: bool) -> Figures:
     """The figures; without those of the point where there is no gradient, and why."""
-    words = {} if found.missing is None else {f"{path}/missing": found.missing}
+    words = {} if found.missing is None else {column(path, names.MISSING): found.missing}
     numbers = _numbers(path, found)
     if nothing:
         numbers = {name: value for name, value in numbers.items() if not math.isnan(value)}
@@ -232,14 +239,14 @@ def _fields(path: str, found: Any, without: Sequence[str]) -> Iterator[tuple[str
     for field in dataclasses.fields(found):
         value = getattr(found, field.name)
         if isinstance(value, int | float) and field.name not in without:
-            yield f"{path}/{field.name}", value
+            yield column(path, field.name), value
 
 
 def _worst(found: Sequence[Feasibility]) -> dict[str, float]:
     """The worst of the weights; NaN where one is."""
     columns = {
-        "max_residual": [each.max_residual for each in found],
-        "frobenius_residual": [each.frobenius_residual for each in found],
+        names.MAX_RESIDUAL: [each.max_residual for each in found],
+        names.FROBENIUS_RESIDUAL: [each.frobenius_residual for each in found],
     }
     return {
         name: math.nan if any(map(math.isnan, column)) else max(column)

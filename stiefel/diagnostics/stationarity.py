@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from stiefel.diagnostics.columns import MODEL
 from stiefel.diagnostics.point_gradients import PointGradient
 from stiefel.errors import ShapeError
 from stiefel.geometry import (
@@ -176,7 +177,7 @@ def total_stationarity(figures: Mapping[str, Stationarity]) -> Stationarity:
     if absent:
         missing = "without " + "; ".join(f"{path} ({figures[path].missing})" for path in absent)
     return Stationarity(
-        path="model",
+        path=MODEL,
         via=", ".join(dict.fromkeys(each.via for each in figures.values())),
         euclidean_norm=euclidean,
         canonical_norm=_root_of_squares(each.canonical_norm for each in seen),

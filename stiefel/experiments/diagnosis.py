@@ -30,6 +30,7 @@ from stiefel.diagnostics import (
     stationarity,
     total_stationarity,
 )
+from stiefel.diagnostics.columns import MODEL
 from stiefel.errors import NonFiniteError, StiefelError
 from stiefel.experiments.cells import penalty
 from stiefel.experiments.history import History
@@ -43,8 +44,6 @@ from stiefel.numerics import double_dtype, full_precision
 
 __all__ = ["MODEL", "Diagnosis", "Flow", "Weight", "measure", "plain"]
 
-#: The name under which the figures of all weights together stand.
-MODEL = "model"
 _FLOW_SEQUENCES = 32  # a walk under plain autograd keeps every step of each
 
 

@@ -8,14 +8,15 @@ import itertools
 import math
 from pathlib import Path
 
-from stiefel.diagnostics import CSVLogger, Judgement, Verdict, judge_rate
+from stiefel.diagnostics import CSVLogger, Judgement, Verdict, columns, judge_rate
+from stiefel.diagnostics.columns import MODEL, STEP, column
 from stiefel.diagnostics.judgements import Advice
 from stiefel.errors import DataError
 
 __all__ = ["History", "read_record"]
 
-_CONSTRAINED, _ALL = "model/euclidean_norm", "model/total_norm"
-_FEASIBLE = "model/max_residual"
+_CONSTRAINED, _ALL = column(MODEL, columns.EUCLIDEAN_NORM), column(MODEL, columns.TOTAL_NORM)
+_FEASIBLE, _MISSING = column(MODEL, columns.MAX_RESIDUAL), column(MODEL, columns.MISSING)
 
 #: What to do on the command line, for what a caller from Python is told.
 _ADVICE: dict[str, str] = {
@@ -78,9 +79,9 @@ class History:
         plain = not any(name in row for row in rows for name in (_CONSTRAINED, _FEASIBLE))
         figure = _ALL if plain else _CONSTRAINED
         pairs = [
-            (int(row["step"]), float(row[figure]) ** 2)
+            (int(row[STEP]), float(row[figure]) ** 2)
             for row in rows
-            if isinstance(row.get(figure), float) and (plain or "model/missing" not in row)
+            if isinstance(row.get(figure), float) and (plain or _MISSING not in row)
         ]
         if not pairs:
             return None

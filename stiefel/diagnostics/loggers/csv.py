@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from stiefel.diagnostics.columns import STEP
 from stiefel.diagnostics.loggers.dictionary import Row
 from stiefel.errors import ConfigurationError, DataError
 
@@ -73,7 +74,7 @@ class CSVLogger:
                     f"{self.path} was made by another logger or process: give each its own file"
                 )
             kept = [old for old in self.read(self.path) if not _again(old, row)]
-            self._columns = list(dict.fromkeys(["step", *(name for old in kept for name in old)]))
+            self._columns = list(dict.fromkeys([STEP, *(name for old in kept for name in old)]))
         new = [name for name in row if name not in self._columns]
         if kept is None and new:
             kept = self.read(self.path)
@@ -108,13 +109,13 @@ class CSVLogger:
         reader = csv.DictReader(io.StringIO((whole + newline).decode()), restkey="", restval="")
         rows = []
         for number, cells in enumerate(reader, 2):
-            if "" in cells or not cells.get("step", "").isdigit():
+            if "" in cells or not cells.get(STEP, "").isdigit():
                 raise DataError(
                     f"{path}, line {number}: expected a step and at most one cell for each column "
                     "of the first line: repair or delete the line, or log to another file"
                 )
             figures = {name: _value(cell) for name, cell in cells.items() if cell}
-            rows.append({**figures, "step": int(cells["step"])})
+            rows.append({**figures, STEP: int(cells[STEP])})
         return rows
 
     def _write(self, rows: Iterable[Row]) -> None:
@@ -136,16 +137,16 @@ class CSVLogger:
 def _plain(row: Row) -> dict[str, Any]:
     """The row with its step as an int and tensors as numbers."""
     values = {name: v.item() if hasattr(v, "item") else v for name, v in row.items()}
-    step = values.get("step")
+    step = values.get(STEP)
     if not isinstance(step, int | float) or not step >= 0 or step % 1:
         raise ConfigurationError(f"expected a row with a step 0, 1, 2, ..., got step={step!r}")
-    return {**values, "step": int(step)}
+    return {**values, STEP: int(step)}
 
 
 def _again(old: Row, row: Row) -> bool:
     """Whether a run that begins with `row` logs `old` again: a later step, or its own figures."""
-    if old["step"] != row["step"]:
-        return old["step"] > row["step"]
+    if old[STEP] != row[STEP]:
+        return old[STEP] > row[STEP]
     return len(old.keys() & row.keys()) > 1
 
 

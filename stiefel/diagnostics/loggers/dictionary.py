@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from stiefel.diagnostics.columns import STEP
+
 __all__ = ["DictLogger", "Logger", "Row"]
 
 #: A row: ``"step"``, and figures, which are numbers or words.
@@ -41,7 +43,7 @@ class DictLogger:
 
     def log(self, row: Row) -> None:
         """Takes a row."""
-        step = int(row["step"])
+        step = int(row[STEP])
         for name, value in row.items():
-            if name != "step":
+            if name != STEP:
                 self.series.setdefault(name, {})[step] = value

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from stiefel.diagnostics.columns import STEP
 from stiefel.diagnostics.loggers.dictionary import Logger, Row
 from stiefel.diagnostics.monitor import StationarityMonitor
 from stiefel.diagnostics.side_conditions import SideConditions
@@ -155,7 +156,7 @@ class _TrainerLoggers:
         numbers = {
             name: float(value)
             for name, value in row.items()
-            if name != "step" and not isinstance(value, str)
+            if name != STEP and not isinstance(value, str)
         }
         for logger in self._trainer.loggers:
-            logger.log_metrics(numbers, int(row["step"]))
+            logger.log_metrics(numbers, int(row[STEP]))

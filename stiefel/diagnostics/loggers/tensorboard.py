@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from stiefel.diagnostics.columns import STEP
 from stiefel.diagnostics.loggers.dictionary import Row
 from stiefel.errors import ConfigurationError
 
@@ -47,11 +48,11 @@ class TensorBoardLogger:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(self.folder)
-        step = int(row["step"])
+        step = int(row[STEP])
         for name, value in row.items():
             if isinstance(value, str):
                 self._writer.add_text(name, value, step)
-            elif name != "step":
+            elif name != STEP:
                 self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
