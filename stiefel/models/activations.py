@@ -18,6 +18,7 @@ __all__ = ["LEAKY_SLOPE", "NONLINEARITIES", "ModReLU", "activate", "check_comple
 LEAKY_SLOPE = 0.1
 
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
+_threshold = torch.ops.aten.threshold.out
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
 _leaky_backward = torch.ops.aten.leaky_relu_backward.grad_input
 
@@ -26,7 +27,7 @@ def modrelu(z: Tensor, beta: Tensor) -> Tensor:
     """modReLU: ``sign(z) relu(|z| + beta)``, with sign(0) = 0; sign(z) = z / |z| for complex z.
 
     With ``beta = 0`` it is the identity. At ``z = 0`` value and gradients are exactly zero, and for
-    complex z where |z| is below the least normal number of its dtype.
+    complex z where |z| is at most the least normal number of its dtype.
 
     Args:
         z: Pre-activations `(..., features)`.
@@ -36,7 +37,7 @@ def modrelu(z: Tensor, beta: Tensor) -> Tensor:
         A tensor of the shape of `z`.
     """
     if z.is_complex():  # sgn is no number there
-        z = z.masked_fill(z.detach().abs() < torch.finfo(z.dtype).tiny, 0)
+        z = z.masked_fill(z.detach().abs() <= torch.finfo(z.dtype).tiny, 0)
     return torch.sgn(z) * torch.relu(z.abs() + beta)
 
 
@@ -230,7 +231,7 @@ class _Modulus(Kernel):
     With r = |z| and e = z / r: h = (r + beta) e for r + beta > 0, else 0. dh goes back to z as
     dz = <e, dh> e + (|h| / r) <i e, dh> i e, with |h| / r = 1 + beta / r, and to beta as <e, dh>.
     Of h, e = h / |h| is left to rounding, but not r, which beta drowns where it is far larger: r
-    is kept aside. Below the least normal number a modulus counts as zero.
+    is kept aside. Up to the least normal number a modulus counts as zero.
     """
 
     def __init__(
@@ -240,37 +241,36 @@ class _Modulus(Kernel):
         assert beta is not None
         self.bias, self.limits = beta, torch.finfo(like.dtype)
         self.scale = like.new_empty(like.shape[0], len(beta))
-        self.radials: Tensor
 
     def forward_(self, z: Tensor, t: int) -> None:
         assert self.kept is not None
         parts, least = z.unflatten(1, (2, -1)), self.limits.tiny
         r = torch.hypot(parts[:, 0], parts[:, 1], out=self.kept[t])
-        torch.add(r, self.bias, out=self.scale).clamp_(min=0).masked_fill_(r < least, 0)
-        parts.div_(r.clamp(min=least).unsqueeze(1)).mul_(self.scale.unsqueeze(1))
+        _threshold(r, least, -torch.inf, out=self.scale).add_(self.bias).clamp_(min=0)
+        parts.div_(r.clamp_(min=least).unsqueeze(1)).mul_(self.scale.unsqueeze(1))
 
     def begin(self, h: Tensor, first: int) -> None:
         assert self.kept is not None
         parts, least = h.unflatten(-1, (2, -1)), self.limits.tiny
-        modulus = torch.hypot(parts[..., 0, :], parts[..., 1, :])
-        rate = modulus / self.kept[first : first + len(h)].clamp(min=least)
+        modulus = torch.hypot(parts[..., :1, :], parts[..., 1:, :])
+        rate = modulus / self.kept[first : first + len(h)].unsqueeze(-2)
         rate.clamp_(max=self.limits.max)  # infinity times zero is no number
-        modulus.masked_fill_(modulus < least, torch.inf)
-        self.e = parts / modulus.unsqueeze(-2)
-        # (|h| / r) i e, with i e = (-Im e, Re e)
-        turned = torch.stack([-self.e[..., 1, :], self.e[..., 0, :]], -2) * rate.unsqueeze(-2)
-        self.units, self.turned = self.e.unbind(0), turned.unbind(0)
-        self.radials = torch.empty_like(rate)
+        e = parts / modulus.masked_fill_(modulus < least, torch.inf)
+        (a, b), self.units = e.split(1, dim=-2), e.unbind(0)
+        self.turned = (torch.cat([-b, a], dim=-2) * rate).unbind(0)  # (|h| / r) i e
+        self.halves = list(zip(a.unbind(0), b.unbind(0), strict=True))
+        self.radials, self.tangential = torch.empty_like(rate), torch.empty_like(rate[0])
+        self.each = self.radials.unbind(0)
 
     def backward_(self, delta: Tensor, j: int) -> None:
-        parts, e, turned = delta.unflatten(1, (2, -1)), self.units[j], self.turned[j]
-        (x, y), (a, b) = parts.unbind(1), e.unbind(1)
-        radial = torch.mul(x, a, out=self.radials[j]).addcmul_(y, b)
-        tangential = torch.mul(y, a).addcmul_(x, b, value=-1)
-        torch.mul(e, radial.unsqueeze(1), out=parts).addcmul_(turned, tangential.unsqueeze(1))
+        parts = delta.unflatten(1, (2, -1))
+        (x, y), (a, b) = parts.split(1, dim=1), self.halves[j]
+        radial = torch.mul(x, a, out=self.each[j]).addcmul_(y, b)
+        tangential = torch.mul(y, a, out=self.tangential).addcmul_(x, b, value=-1)
+        torch.mul(self.units[j], radial, out=parts).addcmul_(self.turned[j], tangential)
 
     def add_bias_gradient_(self, gradient: Tensor, delta: Tensor, ones: Tensor) -> None:
-        radials = self.radials.flatten(0, 1)
+        radials = self.radials.flatten(0, 2)
         gradient.addmv_(radials.t(), ones[: len(radials)])
 
 
