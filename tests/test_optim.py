@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -188,6 +189,21 @@ def test_only_the_lost_points_are_mended(device):
     assert torch.equal(leaves[2], gentle[1])
     for leaf in leaves:
         assert geometry.orthonormality_residual(leaf) < stiefel.tolerance(torch.float32, 20, 4)
+
+
+def test_a_parameter_in_the_place_of_a_dropped_point_is_not_taken_for_it():
+    """Python gives the ids of objects that are gone to new ones."""
+    points = [stiefel.ManifoldParameter(torch.eye(4, 2)) for _ in range(50)]
+    optimizer = RGD(points, lr=0.1, euclidean="sgd")
+    optimizer.param_groups[0]["params"] = points[:1]
+    del points
+    gc.collect()
+    plain = [nn.Parameter(torch.ones(3)) for _ in range(200)]
+    optimizer.add_param_group({"params": plain})
+    for leaf in plain:
+        leaf.grad = torch.ones(3)
+    optimizer.step()
+    assert all(leaf[0] < 1 for leaf in plain)
 
 
 def test_empty_batches(device):

@@ -212,6 +212,37 @@ def test_products_keep_a_second_moment_for_each_factor_through_copies(device):
 
 
 # ------------------------------------------------------------------------------ torch's Adam
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_points_of_a_product_change_nothing_for_others(refused, together, device):
+    """Not when they join a group later, nor when they are refused."""
+    points = [stiefel_leaf(6, 2, device=device), stiefel_leaf(3, 6, 2, device=device)]
+    twins = copy.deepcopy(points)
+    flat = geoopt.Euclidean()
+    product = geoopt.ManifoldParameter(
+        torch.randn(2, 5, device=device), manifold=geoopt.ProductManifold((flat, 2), (flat, 3))
+    )
+    optimizer, reference = RiemannianAdam(points, lr=0.1), RiemannianAdam(twins, lr=0.1)
+    for step in range(4):
+        if step == 2 and refused:
+            with pytest.raises(ConfigurationError, match="eps"):
+                optimizer.add_param_group({"params": [product], "eps": 0.0})
+        elif step == 2 and together:
+            optimizer.accept([product], optimizer.param_groups[0])
+        elif step == 2:
+            optimizer.add_param_group({"params": [product]})
+        for leaf, twin in zip(points, twins, strict=True):
+            leaf.grad = noise(leaf)
+            twin.grad = leaf.grad.clone()
+        product.grad = noise(product)
+        optimizer.step()
+        reference.step()
+    for leaf, twin in zip(points, twins, strict=True):
+        assert torch.equal(leaf, twin)
+        assert optimizer.state[leaf]["exp_avg_sq"].shape == (*leaf.shape[:-2], 1, 1)
+    assert refused or optimizer.state[product]["exp_avg_sq"].shape == product.shape
+
+
 def test_on_a_product_of_lines_it_is_torchs_adam(device):
     ours = foreign_leaf("euclidean-0", device)
     theirs = nn.Parameter(ours.detach().clone().as_subclass(torch.Tensor))

@@ -123,9 +123,8 @@ class RiemannianOptimizer(GroupedLeaves):
         """
         batches, euclidean = [], []
         for number, group in enumerate(self.param_groups):
-            state_kinds = self._state_kinds(group)
+            known_by = next(iter(self._state_kinds(group)), None)
             gradients = [leaf.grad for leaf in group["params"]]
-            known_by = next(iter(state_kinds), None)
             states = [self.state.get(leaf, {}) for leaf in group["params"]] if known_by else []
             now = (group["params"], gradients, states, known_by)
             sorting = self._sortings.get(number)
@@ -139,7 +138,7 @@ class RiemannianOptimizer(GroupedLeaves):
                 sorting = sort(Facts(*now), self._meet)
                 self._sortings[number] = sorting
             for part in sorting.parts:
-                kinds = {} if part.fresh else state_kinds
+                kinds = {} if part.fresh else self._kinds_on(part.manifold, group)
                 batches.append(self._batch(group, part, gradients, states, kinds))
             if sorting.ordinary:
                 euclidean.append((group, list(sorting.ordinary)))
@@ -344,7 +343,7 @@ class RiemannianOptimizer(GroupedLeaves):
         points = proposal.points.clone()
         points[lost] = polar_factor(again.points).to(points.dtype)
         state = {name: value.clone() for name, value in proposal.state.items()}
-        kinds = self._state_kinds(batch.group)
+        kinds = self._kinds_on(batch.manifold, batch.group)
         for name, value in again.state.items():
             if kinds[name] != "leaf":
                 state[name][lost] = value.to(state[name].dtype)
@@ -355,7 +354,7 @@ class RiemannianOptimizer(GroupedLeaves):
         """Writes the proposals, and steps the ordinary leaves."""
         for batch, proposal in zip(plan.batches, proposals, strict=True):
             leaves, joint = batch.leaves, batch.joint
-            kinds = self._state_kinds(batch.group)
+            kinds = self._kinds_on(batch.manifold, batch.group)
             write(leaves, joint.separate(proposal.points))
             for name, value in proposal.state.items():
                 if joint.is_home(name, batch.state.get(name)):

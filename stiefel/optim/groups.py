@@ -56,6 +56,10 @@ class GroupedLeaves(torch.optim.Optimizer):
         """
         return {}
 
+    def _kinds_on(self, manifold: Manifold, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
+        """The same for a leaf on this manifold: other kinds for some, under the same names."""
+        return self._state_kinds(group)
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -68,7 +72,7 @@ class GroupedLeaves(torch.optim.Optimizer):
             raise unknown("euclidean step", euclidean, EUCLIDEAN_STEPS)
         self.euclidean = euclidean
         self.skip_nonfinite = skip_nonfinite
-        self._manifold_leaves: set[int] = set()
+        self._points: dict[int, Tensor] = {}
         self._manifolds: dict[int, tuple[Manifold, Manifold, int]] = {}
         self._sortings: dict[int, Sorting] = {}
         if not isinstance(params, Tensor):
@@ -93,11 +97,19 @@ class GroupedLeaves(torch.optim.Optimizer):
         except Exception:
             self.param_groups.pop()
             raise
-        self._remember(self.param_groups[-1]["params"])
+        self._remember_points()
 
-    def _remember(self, leaves: Iterable[Tensor]) -> None:
-        """Notes which leaves are on a manifold, so that losing it does not go unseen."""
-        self._manifold_leaves.update(id(x) for x in leaves if manifold_of(x) is not None)
+    def _remember_points(self) -> None:
+        """Notes which leaves are on a manifold, so that losing it does not go unseen.
+
+        The leaves are held: an id is that of another object once its own is gone.
+        """
+        held = [leaf for group in self.param_groups for leaf in group["params"]]
+        self._points = {
+            id(leaf): leaf
+            for leaf in held
+            if manifold_of(leaf) is not None or id(leaf) in self._points
+        }
 
     def _check_group(self, group: dict[str, Any]) -> None:
         lr = group["lr"]
@@ -122,7 +134,7 @@ class GroupedLeaves(torch.optim.Optimizer):
 
     def _check_ordinary(self, leaf: Tensor) -> None:
         name = type(self).__name__
-        if id(leaf) in self._manifold_leaves:
+        if id(leaf) in self._points:
             raise lost_manifold_error(f"{self.describe(leaf)} of shape {tuple(leaf.shape)}")
         if self.euclidean is None:
             raise ConfigurationError(
@@ -176,7 +188,7 @@ class GroupedLeaves(torch.optim.Optimizer):
         self._check_group({**group, "params": new})
         group.pop("param_names", None)  # they would name the wrong leaves
         group["params"] = [*group["params"], *new]
-        self._remember(new)
+        self._remember_points()
 
     def check_exchange(self, new: Iterable[Tensor], *, riemannian: bool = True) -> None:
         """Raises what `exchange` would raise for these leaves; changes nothing."""
@@ -188,7 +200,7 @@ class GroupedLeaves(torch.optim.Optimizer):
             for leaf in [x for x in group["params"] if id(x) in gone]:
                 self.state.pop(leaf, None)
             group["params"] = [x for x in group["params"] if id(x) not in gone]
-        self._manifold_leaves -= gone
+        self._remember_points()
         self._sortings.clear()  # it holds them
 
     # -- pickling ---------------------------------------------------------------------------------
@@ -202,9 +214,8 @@ class GroupedLeaves(torch.optim.Optimizer):
         super().__setstate__(state)
         self._manifolds = {}
         self._sortings = {}
-        if "_manifold_leaves" not in self.__dict__:
-            self._manifold_leaves = set()
-            self._remember(x for group in self.param_groups for x in group["params"])
+        self._points = getattr(self, "_points", {})
+        self._remember_points()
         for group in self.param_groups:
             self._place_states(group)
 
@@ -241,14 +252,15 @@ class GroupedLeaves(torch.optim.Optimizer):
                     "of the same class"
                 )
             self._check_group({**saved, "params": group["params"]})
-            kinds = self._state_kinds(saved)
             for key, leaf in zip(saved["params"], group["params"], strict=True):
                 if manifold_of(leaf) is not None and states.get(key):
-                    self._check_loaded_state(leaf, states[key], kinds)
+                    self._check_loaded_state(leaf, states[key], saved)
 
     def _check_loaded_state(
-        self, leaf: Tensor, state: Mapping[str, Any], kinds: Mapping[str, StateKind]
+        self, leaf: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]
     ) -> None:
+        manifold = manifold_of(leaf)
+        kinds = {} if manifold is None else self._kinds_on(manifold, group)
         missing = sorted(set(kinds) - set(state) - set(LATE_STATES))
         if missing:
             raise ConfigurationError(
@@ -270,13 +282,12 @@ class GroupedLeaves(torch.optim.Optimizer):
 
     def _place_states(self, group: Mapping[str, Any]) -> None:
         """Gives states the devices and dtypes of their leaves: after loading, and `model.to`."""
-        kinds = self._state_kinds(group)
         for leaf in group["params"]:
-            state = self.state.get(leaf, {})
-            if manifold_of(leaf) is None:
+            state, manifold = self.state.get(leaf, {}), manifold_of(leaf)
+            if manifold is None:
                 fit_state(leaf, state, group)
                 continue
-            for name, kind in kinds.items():
+            for name, kind in self._kinds_on(manifold, group).items():
                 if isinstance(state.get(name), Tensor):
                     dtype = leaf.dtype if kind == "point" else real_dtype(leaf.dtype)
                     if state[name].is_complex() == dtype.is_complex:

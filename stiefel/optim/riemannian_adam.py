@@ -70,7 +70,6 @@ class RiemannianAdam(RiemannianOptimizer):
     """
 
     _points_have_betas = True
-    _by_component = False  # whether some leaf is on a product of manifolds
 
     def __init__(
         self,
@@ -106,7 +105,6 @@ class RiemannianAdam(RiemannianOptimizer):
 
     def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
         super()._check_manifold_leaf(leaf, manifold, group)
-        self._by_component |= _is_product(manifold)
         if not group["eps"] > 0:
             raise ConfigurationError(
                 f"expected eps > 0 for a parameter on a manifold, got {group['eps']}: a zero "
@@ -114,22 +112,19 @@ class RiemannianAdam(RiemannianOptimizer):
             )
         check_transport_on(manifold, group, self.describe(leaf))
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores, and notes products among the manifolds of a copy."""
-        groups = state.get("param_groups", [])
-        leaves = [leaf for group in groups for leaf in group["params"]]
-        if any(_is_product(getattr(leaf, "manifold", None)) for leaf in leaves):
-            self._by_component = True
-        super().__setstate__(state)
-
     def _state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
-        second: StateKind = "point" if self._by_component else "matrix"
-        kinds: dict[str, StateKind] = {"exp_avg": "point", "exp_avg_sq": second, "step": "leaf"}
-        return {**kinds, "max_exp_avg_sq": second} if group["amsgrad"] else kinds
+        kinds: dict[str, StateKind] = {"exp_avg": "point", "exp_avg_sq": "matrix", "step": "leaf"}
+        return {**kinds, "max_exp_avg_sq": "matrix"} if group["amsgrad"] else kinds
+
+    def _kinds_on(self, manifold: Manifold, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
+        kinds = self._state_kinds(group)
+        if _is_product(manifold):  # a number for each factor, at all of its entries
+            return {name: "point" if kind == "matrix" else kind for name, kind in kinds.items()}
+        return kinds
 
     def _propose(self, batch: Batch) -> Proposal:
         manifold, X, group = batch.manifold, batch.points, batch.group
-        kinds = self._state_kinds(group)
+        kinds = self._kinds_on(manifold, group)
         state = batch.state or {name: batch.zeros(kind) for name, kind in kinds.items()}
         b1, b2 = group["betas"]
         m, v, k = state["exp_avg"], state["exp_avg_sq"], state["step"]
@@ -150,12 +145,9 @@ class RiemannianAdam(RiemannianOptimizer):
         return Proposal(Y, {"exp_avg": m, **new})
 
 
-def _is_product(manifold: Any) -> bool:
+def _is_product(manifold: Manifold) -> bool:
     """Whether a manifold knows inner products of its factors."""
-    return (
-        isinstance(manifold, Manifold)
-        and type(manifold).component_inner is not Manifold.component_inner
-    )
+    return type(manifold).component_inner is not Manifold.component_inner
 
 
 def _squared_length(manifold: Manifold, X: Tensor, g: Tensor) -> Tensor:
