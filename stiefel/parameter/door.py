@@ -17,6 +17,7 @@ from stiefel.errors import (
     NonFiniteError,
     RepresentationError,
     did_you_mean,
+    naming,
 )
 from stiefel.init import Initializer, fill_, initializer
 from stiefel.numerics import compute_dtype, tolerance
@@ -168,7 +169,9 @@ def _chart_and_view(
     if storage is not None:
         view = storage.view if view is None else view
         weight_dtype = storage.chart.weight_dtype if weight_dtype is None else weight_dtype
-    the_view = make_view(view, module, tensor.shape)
+    with naming(f"{name!r} of {type(module).__name__}"):
+        the_view = make_view(view, module, tensor.shape)
+        compute_dtype(tensor.dtype)  # refuses integers
     chart = make_chart(via, the_view.matrix_shape, options, tensor.device)
     chart.weight_dtype = weight_dtype
     return chart, the_view
@@ -177,7 +180,6 @@ def _chart_and_view(
 def _check(
     chart: Parametrization, determinant: int | None, shape: tuple[int, ...], tensor: Tensor
 ) -> None:
-    compute_dtype(tensor.dtype)  # refuses integers
     emitted = chart.weight_dtype or tensor.dtype
     if not isinstance(emitted, torch.dtype):
         raise DtypeError(

@@ -73,6 +73,14 @@ MISTAKES = {
         lambda: stiefel.orthogonal(nn.utils.spectral_norm(nn.Linear(3, 3))),
         r"'weight' of Linear is no parameter: .*Undo that first",
     ),
+    "a vector": (
+        lambda: stiefel.orthogonal(nn.Linear(3, 4), "bias"),
+        r"^'bias' of Linear: expected a weight with at least two dimensions, got shape \(4,\)",
+    ),
+    "whole numbers": (
+        lambda: stiefel.orthogonal(holding(torch.eye(3, dtype=torch.int64)), "W"),
+        r"^'W' of Module: expected a floating .*, got torch\.int64: convert the tensor first",
+    ),
     "a NaN": (
         lambda: stiefel.orthogonal(with_nan(), init="keep"),
         r"expected finite entries, got NaN.*give it finite numbers first",
