@@ -34,16 +34,23 @@ _LARGE = 768
 # ------------------------------------------------------------------- shared by both kernels
 
 
-def quick_inverse_norms(V: Tensor) -> Tensor:
+def quick_inverse_norms(V: Tensor, work: Tensor | None = None) -> Tensor:
     """`inverse_norms`, on the CPU from plain squares where nothing over- or underflows.
 
     Squares and sums: `torch.linalg.vector_norm` along columns is ten times slower on the CPU.
+
+    Args:
+        V: Columns, shape ``(..., n, L)``.
+        work: Memory like V to work in.
+
+    Returns:
+        Shape ``(..., 1, L)``, real.
     """
     if V.device.type == "cpu" and V.numel() > 0:
         if V.is_complex():
             squares = torch.view_as_real(V.resolve_conj()).square().sum(-1)
         else:
-            squares = V.square()
+            squares = torch.mul(V, V, out=work)
         squares = squares.sum(-2, keepdim=True)
         least, most = squares.aminmax()
         if bool(least > _TAME[0]) and bool(most < _TAME[1]):

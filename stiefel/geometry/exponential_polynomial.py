@@ -43,44 +43,57 @@ class Polynomial:
     rows: tuple[_Row, _Row, _Row, _Row]
     reach: float
 
-    def combination(self, i: int, A: Tensor, A2: Tensor, A3: Tensor) -> Tensor:
-        """B_i (i from 1 to 4), a new tensor."""
+    def combination(
+        self, i: int, A: Tensor, A2: Tensor, A3: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """B_i (i from 1 to 4), a new tensor or in the memory of `out`."""
         constant, first, second, third = self.rows[i - 1]
-        B = torch.mul(A, first).add_(A2, alpha=second).add_(A3, alpha=third)
+        B = torch.mul(A, first, out=out).add_(A2, alpha=second).add_(A3, alpha=third)
         B.diagonal(dim1=-2, dim2=-1).add_(constant)
         return B
 
     def evaluate(
-        self, A: Tensor, A2: Tensor | None = None
+        self, A: Tensor, A2: Tensor | None = None, work: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """T, and A2 (computed unless it is given), A3 and A6 for the backward pass."""
+        """T, and A2 (computed unless it is given), A3 and A6 for the backward pass.
+
+        `work` is memory like A to work in.
+        """
         A2 = A @ A if A2 is None else A2
         A3 = A2 @ A
-        B4 = self.combination(4, A, A2, A3)
+        B4 = self.combination(4, A, A2, A3, work)
         A6 = add_product_(self.combination(3, A, A2, A3), B4, B4)
-        return self.last(A, A2, A3, A6), A2, A3, A6
+        return self.last(A, A2, A3, A6, B4), A2, A3, A6
 
-    def last(self, A: Tensor, A2: Tensor, A3: Tensor, A6: Tensor) -> Tensor:
+    def last(
+        self, A: Tensor, A2: Tensor, A3: Tensor, A6: Tensor, work: Tensor | None = None
+    ) -> Tensor:
         """T, one product more than A6."""
-        left = self.combination(2, A, A2, A3).add_(A6)
+        left = self.combination(2, A, A2, A3, work).add_(A6)
         return add_product_(self.combination(1, A, A2, A3), left, A6)
 
     def cotangents(
         self, G: Tensor, A: Tensor, A2: Tensor, A3: Tensor, A6: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """From the cotangent of T those of A, A2 and A3, each taken for free."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """From the cotangent of T those of A, A2 and A3, each taken for free, and two free ones.
+
+        New memory costs as much as a pass over it: what is no longer needed takes the next result,
+        and the last two tensors are such memory.
+        """
         left = self.combination(2, A, A2, A3).add_(A6)
         G2 = G @ A6.mH
         G3 = add_product(G2, left.mH, G)
-        B4 = self.combination(4, A, A2, A3).mH
-        G4 = add_product_(G3 @ B4, B4, G3)
-        return tuple(  # pyright: ignore[reportReturnType]
-            (G * self.rows[0][j])
-            .add_(G2, alpha=self.rows[1][j])
-            .add_(G3, alpha=self.rows[2][j])
-            .add_(G4, alpha=self.rows[3][j])
-            for j in (1, 2, 3)
-        )
+        B4 = self.combination(4, A, A2, A3, left)
+        G4 = add_product_(G3 @ B4.mH, B4.mH, G3)
+        terms = list(zip((G, G2, G3, G4), self.rows, strict=True))
+
+        def sum_of(j: int, out: Tensor | None) -> Tensor:
+            total = torch.mul(G4, self.rows[3][j], out=out)
+            for term, row in terms[:3]:
+                total.add_(term, alpha=row[j])
+            return total
+
+        return sum_of(1, left), sum_of(2, None), sum_of(3, G4), G2, G3
 
 
 _SINGLE_ROWS = (

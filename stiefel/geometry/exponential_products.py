@@ -78,9 +78,10 @@ def _forward_body(V: Tensor, base: Tensor | None, max_angle: float | None) -> tu
         factor = (bound / norm).clamp_max(1) / 2**s
     if scaled:
         A, A2 = scale(A, factor), None if A2 is None else scale(A2, factor.square())
-    E0, A2, A3, A6 = polynomial.evaluate(A, A2)
+    work = torch.empty_like(A)
+    E0, A2, A3, A6 = polynomial.evaluate(A, A2, work)
     E = squarings(E0, s)[-1]
-    return refine(E if base is None else base @ E), A, A2, A3, A6, factor
+    return refine(E if base is None else base @ E, work), A, A2, A3, A6, factor
 
 
 def _backward_fake(G, A, A2, A3, A6, factor, V, base, max_angle) -> list[Tensor]:
@@ -140,11 +141,11 @@ def _backward_body(
         G = base.mH @ G
     if scaled:
         G = unsquare(G, polynomial.last(A, A2, A3, A6), s)
-    G1, G2, G3 = polynomial.cotangents(G, A, A2, A3, A6)
-    P = A @ G3.sub_(adjoint(G3))  # A (2 H3)
-    half = adjoint(torch.sub(P, G2, alpha=2))
+    G1, G2, G3, free, P = polynomial.cotangents(G, A, A2, A3, A6)
+    P = torch.matmul(A, G3.sub_(adjoint(G3, free)), out=P)  # A (2 H3)
+    half = adjoint(torch.sub(P, G2, alpha=2, out=free), G3)
     M = add_product_(G1, A, P.sub_(G2).add_(half, alpha=0.5))
-    D = M.sub_(adjoint(M))
+    D = M.sub_(adjoint(M, free))
     D = scale(D, factor) if scaled else D
     return (skew_to_coordinates(D),)
 

@@ -209,7 +209,7 @@ def _backward(G: Tensor, Z: Tensor, B: Tensor, max_angle: float | None) -> list[
     GE = torch.zeros_like(M)
     GE[..., :p, :p] = B.mH @ G
     GE[..., p:, :p] = (N.mH @ G).to(M.dtype) / alpha
-    G1, G2, G3 = TAYLOR.cotangents(unsquare(GE, E0, s, _plain_square), M, M2, M3, M6)
+    G1, G2, G3, *_ = TAYLOR.cotangents(unsquare(GE, E0, s, _plain_square), M, M2, M3, M6)
     adjoint = M.mH.resolve_conj()
     add_product_(G2, G3, adjoint)
     add_product_(G1, M2.mH.resolve_conj(), G3)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from stiefel.geometry.givens_blocks import block_size, blocked, blocked_backward
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.rotations import layer_steps, sweep
+from stiefel.geometry.rotations import layer_steps, shears, sweep
 from stiefel.numerics import real_dtype
 
 __all__ = ["rotate"]
@@ -79,14 +79,14 @@ def _turned(
     lanes, n, p = tensors[0].shape
     lanes_last = lanes >= p
     Z = _state(tensors, lanes_last)
+    steps = layer_steps(n, layers, style)
     angles = [theta] if phi is None else [theta, phi]
-    moments = [
-        torch.empty_like(angle.mT, memory_format=torch.contiguous_format) for angle in angles
-    ]
+    lasting = [angle.mT.clone(memory_format=torch.contiguous_format) for angle in angles]
+    moments = [torch.empty_like(angle) for angle in lasting]
     sweep(
         Z,
-        layer_steps(n, layers, style),
-        *(angle.mT.contiguous() for angle in angles),
+        steps,
+        shears(lasting[0], None if phi is None else lasting[1], steps, n),
         undo=undo,
         moments=moments if want_moments else None,
         along=-2 if lanes_last else -1,

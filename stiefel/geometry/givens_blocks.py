@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stiefel.geometry.rotations import Step, layer_steps, sweep
+from stiefel.geometry.rotations import Shears, Step, layer_steps, shears, sweep
 
 __all__ = ["block_size", "blocked", "blocked_backward"]
 
@@ -91,12 +91,17 @@ def _places(theta: Tensor, phi: Tensor | None, squares: _Squares) -> list[Tensor
     return [_gathered(angle, squares) for angle in (theta, phi) if angle is not None]
 
 
-def _blocks(angles: list[Tensor], h: int) -> Tensor:
-    """The squares multiplied out, a state ``(1, parts, 2 h, 2 h, lanes of all stages)``."""
+def _blocks(angles: list[Tensor], h: int) -> tuple[Tensor, Shears]:
+    """The squares multiplied out, a state ``(1, parts, 2 h, 2 h, lanes of all stages)``.
+
+    Returns:
+        The state and the tables of the sweep; the angles are overwritten.
+    """
     Z = angles[0].new_zeros(1, len(angles), 2 * h, 2 * h, angles[0].shape[-1])
     Z[0, 0].diagonal(dim1=0, dim2=1).fill_(1)
-    sweep(Z, _square_steps(h), *angles, along=-2)
-    return Z
+    tables = shears(angles[0], angles[1] if len(angles) == 2 else None, _square_steps(h), 2 * h)
+    sweep(Z, _square_steps(h), tables, along=-2)
+    return Z, tables
 
 
 def _products(Z: Tensor, stages: int) -> Tensor:
@@ -127,7 +132,7 @@ def blocked(X: Tensor, theta: Tensor, phi: Tensor | None, layers: int, h: int) -
     """
     lanes, n, p = X.shape
     squares = _squares(n, layers, h)
-    T = _products(_blocks(_places(theta, phi, squares), h), squares.stages)
+    T = _products(_blocks(_places(theta, phi, squares), h)[0], squares.stages)
     rows = 2 * h * squares.blocks
     X = torch.nn.functional.pad(X, (0, 0, 0, rows - n))
     for stage in range(squares.stages):
@@ -149,7 +154,7 @@ def blocked_backward(
     lanes, n, p = Y.shape
     squares = _squares(n, layers, h)
     angles = _places(theta, phi, squares)
-    Z = _blocks(angles, h)
+    Z, tables = _blocks(angles, h)
     T = _products(Z, squares.stages)
     rows = 2 * h * squares.blocks
     YG = torch.nn.functional.pad(torch.cat([Y, G], dim=-1), (0, 0, 0, rows - n))
@@ -168,6 +173,6 @@ def blocked_backward(
     dZ = torch.stack([part.t() for part in parts]).view(Z.shape)
     Z = torch.cat([Z, dZ])
     moments = [torch.empty_like(angle) for angle in angles]
-    sweep(Z, _square_steps(h), *angles, undo=True, moments=moments, along=-2)
+    sweep(Z, _square_steps(h), tables, undo=True, moments=moments, along=-2)
     sums = [_scattered(moment, squares, lanes) for moment in moments]
     return YG[:, :n, p:].contiguous(), sums

@@ -16,6 +16,7 @@ K is n x n and skew-Hermitian; for tall matrices it is kept as its factors [X, G
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -35,98 +36,139 @@ __all__ = ["householder_product"]
 
 #: Elements of a part of a batch that stays in a cache, and how few matrices are done singly.
 _CACHED, _FEW = 2**18, 16
+#: Blocks of a part, and how many matrices a block has at least.
+_BLOCKS, _WIDTH = 4, 128
+#: Elements that are squared in float64 at once.
+_DOUBLES = 2**15
 
 
-# --------------------------------------- the batch is last here, M is (n, m) or (n, m, b)
+# ------------------------------------------------------------------------------- the steps
+# The matrices of a part are along the last dimension, in c blocks of l: a matrix is (c, n, m, l),
+# a vector (c, n, l), a stack of vectors (L, c, n, l). Passes over a part are shared out along the
+# first dimension: each core keeps to its blocks, and nothing moves from one cache to another.
+
+
+def _squares(U: Tensor) -> Tensor:
+    """|u_k|^2 in float64."""
+    parts = (U.real, U.imag) if U.is_complex() else (U,)
+    sums = [part.to(torch.float64, copy=True).square_().sum(2) for part in parts]
+    return sums[0] if len(sums) == 1 else sums[0] + sums[1]
 
 
 def _factors(U: Tensor, phases: Tensor | None) -> Tensor:
-    """tau_k = (1 - e^(i phi_k)) / |u_k|^2, real 2 / |u_k|^2, shape ``(L,)`` or ``(L, b)``.
+    """tau_k = (1 - e^(i phi_k)) / |u_k|^2, real 2 / |u_k|^2, shape ``(L, c, l)``.
 
     Rounded columns have norms that differ from one by 1e-7; with |u|^2 summed in float64, every
     factor is unitary to rounding nevertheless, and a thousand of them in a row too.
 
     Args:
-        U: Columns, one a row, shape ``(L, n)`` or ``(L, n, b)``.
-        phases: Shape ``(L,)`` or ``(L, b)``.
+        U: Columns, one a row, shape ``(L, c, n, l)``.
+        phases: Shape ``(L, c, l)``.
     """
-    parts = (U.real, U.imag) if U.is_complex() else (U,)
-    sums = [part.to(torch.float64, copy=True).square_().sum(1) for part in parts]
-    squares = sums[0] if len(sums) == 1 else sums[0] + sums[1]
+    few = max(_DOUBLES // max(U[0].numel(), 1), 1)
+    squares = torch.cat([_squares(rows) for rows in U.split(few)])
     squares = squares.masked_fill(squares < 0.5, 1).to(real_dtype(U.dtype))  # u = 0: any will do
     tau = phase_factors(phases, U.dtype)
     return 2 / squares if tau is None else tau / squares
 
 
+def _single(M: Tensor) -> bool:
+    return M.shape[0] == M.shape[-1] == 1
+
+
 def _row(x: Tensor, M: Tensor, work: Tensor) -> Tensor:
     """x^T M; elementwise for a batch, several times faster than products of small matrices."""
-    if M.ndim == 2:
-        return M.mT @ x
-    return torch.mul(M, x.unsqueeze(1), out=work).sum(0)
+    if _single(M):
+        return (M[0, :, :, 0].mT @ x[0, :, 0])[None, :, None]
+    return torch.mul(M, x.unsqueeze(2), out=work).sum(1)
 
 
-def _column(M: Tensor, x: Tensor, work: Tensor) -> Tensor:
+def _column(M: Tensor, x: Tensor, work: Tensor, out: Tensor) -> Tensor:
     """M x."""
-    if M.ndim == 2:
-        return M @ x
-    return torch.mul(M, x, out=work).sum(1)
+    if _single(M):
+        torch.mv(M[0, :, :, 0], x[0, :, 0], out=out[0, :, 0])
+        return out
+    return torch.sum(torch.mul(M, x.unsqueeze(1), out=work), 2, out=out)
 
 
 def _add_outer_(M: Tensor, x: Tensor, y: Tensor, sign: int) -> None:
     """M <- M + sign x y^T."""
-    if M.ndim == 2:
-        M.addr_(x, y, alpha=sign)
+    if _single(M):
+        M[0, :, :, 0].addr_(x[0, :, 0], y[0, :, 0], alpha=sign)
     else:
-        M.addcmul_(x.unsqueeze(1), y.unsqueeze(0), value=sign)
+        M.addcmul_(x.unsqueeze(2), y.unsqueeze(1), value=sign)
 
 
-def _reflect_all(U: Tensor, tau: Tensor, columns: int) -> Tensor:
+def _reflect_all(U: Tensor, tau: Tensor, columns: int, work: Tensor | None = None) -> Tensor:
     """X_(L+1) = E, X_k = X_(k+1) - tau_k u_k (u_k^H X_(k+1)) for k = L, ..., 1; returns X_1.
 
+    The steps turn rows one by one: those of X^T or, of square matrices, those of
+    X <- X - (X u_k) tau_k u_k^H for k = 1, ..., L, which needs no transpose in the end.
+
     Args:
-        U: Shape ``(L, n)`` or ``(L, n, b)``.
-        tau: Shape ``(L,)`` or ``(L, b)``.
+        U: Shape ``(L, c, n, l)``.
+        tau: Shape ``(L, c, l)``.
         columns: Those of E.
+        work: Memory of the size of the result to work in; it may take the result.
     """
-    L, n, *batch = U.shape
-    X = torch.zeros(n, columns, *batch, dtype=U.dtype, device=U.device)
-    X.diagonal(dim1=0, dim2=1).fill_(1)
-    work, Uc, tauU = torch.empty_like(X), U.conj_physical(), tau.unsqueeze(1) * U
-    for k in reversed(range(L)):
-        _add_outer_(X, tauU[k], _row(Uc[k], X, work), -1)
-    return X
+    L, c, n, lanes = U.shape
+    X = torch.zeros(c, columns, n, lanes, dtype=U.dtype, device=U.device)
+    X.diagonal(dim1=1, dim2=2).fill_(1)
+    work = torch.empty_like(X) if work is None else work.view(X.shape)
+    order, first, second = range(L), U, U.conj_physical()
+    if columns < n:
+        order, first, second = reversed(order), second, first
+    second, product = tau.unsqueeze(2) * second, None
+    for k in order:
+        if product is None:  # X is E
+            product = first[k][:, :columns].clone()
+        else:
+            _column(X, first[k], work, product)
+        _add_outer_(X, product, second[k], -1)
+    if columns == n:
+        return X
+    return work.view(c, n, columns, lanes).copy_(X.transpose(1, 2))
 
 
-def _undo_square(K: Tensor, U: Tensor, tau: Tensor) -> Tensor:
-    """w_k = K_k u_k for every k; overwrites K, which is K_1.
+def _undo_square(K: Tensor, U: Tensor, tau: Tensor, work: Tensor) -> Tensor:
+    """w_k = K_k u_k for every k; overwrites K, which is K_1, and work, of the same shape.
 
-    K_(k+1) = K_k - z u^H + u z^H with z = tau w - |tau|^2 (u^H w) u / 2.
+    K_(k+1) = K_k - z u^H + u z^H with z = tau w - |tau|^2 (u^H w) u / 2; the second term of z is
+    zero for real K, where z u^T = w (tau u)^T.
     """
-    W, work, Uc = torch.empty_like(U), torch.empty_like(K), U.conj_physical()
+    W, Uc, tauU = torch.empty_like(U), U.conj_physical(), tau.unsqueeze(2) * U
     for k, u in enumerate(U):
-        w = W[k] = _column(K, u, work)
-        z = tau[k] * w
+        w = _column(K, u, work, W[k])
+        if k == len(U) - 1:
+            break
         if K.is_complex():
-            z = z - (tau[k].abs().square() / 2 * (Uc[k] * w).sum(0)) * u
-        _add_outer_(K, z, Uc[k], -1)
-        _add_outer_(K, u, z.conj_physical(), 1)
+            size = tau[k].abs().square() / 2 * (Uc[k] * w).sum(1)
+            z = tau[k].unsqueeze(1) * w - size.unsqueeze(1) * u
+            _add_outer_(K, z, Uc[k], -1)
+            _add_outer_(K, u, z.conj_physical(), 1)
+        else:
+            _add_outer_(K, w, tauU[k], -1)
+            _add_outer_(K, tauU[k], w, 1)
     return W
 
 
 def _undo_tall(M: Tensor, U: Tensor, tau: Tensor) -> Tensor:
     """w_k = K_k u_k = X_k (G_k^H u_k) - G_k (X_k^H u_k) for every k; overwrites M = [X_1, G_1]."""
-    p = M.shape[1] // 2
+    p = M.shape[2] // 2
     W, work, Uc = torch.empty_like(U), torch.empty_like(M), U.conj_physical()
-    undo = tau.conj_physical()
+    undo = tau.conj_physical().unsqueeze(2)
     for k, u in enumerate(U):
         row = _row(Uc[k], M, work)
-        W[k] = _column(M, torch.cat([row[p:], -row[:p]]).conj_physical(), work)
+        _column(M, torch.cat([row[:, p:], -row[:, :p]], 1).conj_physical(), work, W[k])
         _add_outer_(M, u, undo[k] * row, -1)
     return W
 
 
-def _matrices_at_once(count: int, size: int, cuda: bool) -> int | None:
-    """How many matrices of a batch are done at once, None for one after another without a batch.
+# --------------------------------------------------------- parts of a batch, and their layout
+
+
+def _matrices_at_once(count: int, size: int, cuda: bool) -> int:
+    """How many matrices of a batch are done at once.
 
     Every reflection passes over all matrices. On the CPU parts of the batch that fit a cache are
     faster, single matrices where such a part would be only a few.
@@ -139,65 +181,80 @@ def _matrices_at_once(count: int, size: int, cuda: bool) -> int | None:
     if cuda or count == 0 or _FEW * size <= count * size <= _CACHED:
         return max(count, 1)
     fitting = _CACHED // size
-    return None if min(count, fitting) < _FEW else fitting
+    return 1 if min(count, fitting) < _FEW else fitting
 
 
 def _in_parts(
     function: Callable[..., tuple[Tensor, ...]], size: int, *tensors: Tensor | None
 ) -> list[Tensor]:
-    """Calls a function on parts of a batch, or on single matrices.
+    """Calls a function on parts of a batch.
 
     Args:
-        function: Takes tensors with a batch, in front, or without; returns a tuple of such tensors.
+        function: Takes tensors with a batch in front, or None; returns a tuple of such tensors.
         size: Elements of a matrix.
-        tensors: What the function takes, of one batch dimension, the first not None.
+        tensors: What the function takes, the first not None.
     """
     first = tensors[0]
     assert first is not None
     count = first.shape[0]
     step = _matrices_at_once(count, size, first.is_cuda)
-    if step is not None and step >= count:
+    if step >= count:
         return list(function(*tensors))
-    number = count if step is None else -(-count // step)
-    parts = [
-        [None] * number if t is None else t.unbind(0) if step is None else t.split(step)
-        for t in tensors
-    ]
+    parts = [[None] * -(-count // step) if t is None else t.split(step) for t in tensors]
     results = [function(*part) for part in zip(*parts, strict=True)]
-    join = torch.stack if step is None else torch.cat
-    return [join(pieces) for pieces in zip(*results, strict=True)]
+    return [torch.cat(pieces) for pieces in zip(*results, strict=True)]
 
 
-# --------------------------------------------------------------------- batches lead again
+def _blocks(count: int) -> tuple[int, int]:
+    """c and l of that many matrices."""
+    blocks = _BLOCKS if count % _BLOCKS == 0 and count >= _BLOCKS * _WIDTH else 1
+    return blocks, count // blocks
 
 
-def _batch_last(tensor: Tensor, dims: int) -> Tensor:
-    """A batch in front of `dims` dimensions as the last dimension, if there is one; contiguous."""
-    if tensor.ndim == dims:
-        return tensor.contiguous()
-    rest = tensor.shape[1:]  # torch is quick at transposing matrices only
-    return tensor.reshape(len(tensor), rest.numel()).mT.contiguous().unflatten(0, rest)
+def _laid_out(A: Tensor) -> Tensor:
+    """Matrices ``(b, n, m)`` as ``(c, n, m, l)``, a new tensor."""
+    count, *sizes = A.shape
+    c, lanes = _blocks(count)  # torch is quick at transposing matrices only
+    rows = A.reshape(c, lanes, math.prod(sizes)).mT.clone(memory_format=torch.contiguous_format)
+    return rows.view(c, *sizes, lanes)
 
 
-def _batch_first(tensor: Tensor, dims: int) -> Tensor:
-    """Undoes `_batch_last`."""
-    if tensor.ndim == dims:
-        return tensor.contiguous()
-    rest, count = tensor.shape[:-1], tensor.shape[-1]
-    return tensor.reshape(rest.numel(), count).mT.contiguous().view(count, *rest)
+def _gathered(A: Tensor) -> Tensor:
+    """Undoes `_laid_out`; contiguous."""
+    c, *sizes, lanes = A.shape
+    rows = A.reshape(c, math.prod(sizes), lanes).mT.contiguous()
+    return rows.view(c * lanes, *sizes)
 
 
-def _rows(U: Tensor) -> Tensor:
-    """Columns ``(n, L)`` or ``(b, n, L)``, one a row: ``(L, n)`` or ``(L, n, b)``."""
-    rows = _batch_last(U, 2).transpose(0, 1)
-    return rows.contiguous() if U.ndim == 2 else rows
+def _unit_rows(V: Tensor, inverse: Tensor) -> Tensor:
+    """Columns ``(b, n, L)`` times ``inverse (b, 1, L)`` as a stack of vectors, a new tensor."""
+    if len(V) == 1:
+        stack = V[0].mT.clone(memory_format=torch.contiguous_format)[:, None, :, None]
+    else:
+        stack = _laid_out(V).permute(2, 0, 1, 3)
+    return stack.mul_(_laid_out(inverse).permute(2, 0, 1, 3))
+
+
+def _columns(stack: Tensor) -> Tensor:
+    """A stack of vectors as columns ``(b, n, L)``."""
+    return _gathered(stack.permute(1, 2, 0, 3))
+
+
+def _numbers(A: Tensor | None) -> Tensor | None:
+    """Numbers ``(b, L)`` as ``(L, c, l)``."""
+    if A is None:
+        return None
+    return A.reshape(*_blocks(len(A)), A.shape[1]).permute(2, 0, 1).contiguous()
+
+
+def _gathered_numbers(A: Tensor) -> Tensor:
+    """Undoes `_numbers`."""
+    return A.movedim(0, -1).flatten(0, 1).contiguous()
 
 
 def _flat(tensor: Tensor | None, batch: torch.Size) -> Tensor | None:
-    """The batch in one leading dimension, if there is one."""
-    if tensor is None or not batch:
-        return tensor
-    return tensor.reshape(batch.numel(), *tensor.shape[len(batch) :])
+    """The batch in one leading dimension."""
+    return None if tensor is None else tensor.reshape(batch.numel(), *tensor.shape[len(batch) :])
 
 
 def _drifts(V: Tensor, columns: int) -> bool:
@@ -228,12 +285,14 @@ def _forward(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int
     flats = [_flat(tensor, batch) for tensor in (V, phases)]
 
     def body(V: Tensor, phases: Tensor | None) -> tuple[Tensor, ...]:
-        inverse = quick_inverse_norms(V)
-        U = _rows(V * inverse)
-        tau = _factors(U, None if phases is None else _batch_last(phases, 1))
-        return _batch_first(_reflect_all(U, tau, columns), 2), inverse, _batch_first(tau, 1)
+        work = torch.empty_like(V, memory_format=torch.contiguous_format)
+        inverse = quick_inverse_norms(V, work)
+        U = _unit_rows(V, inverse)
+        tau = _factors(U, _numbers(phases))
+        X = _reflect_all(U, tau, columns, work if columns == L else None)
+        return _gathered(X), inverse, _gathered_numbers(tau)
 
-    X, inverse, tau = _in_parts(body, n * columns, *flats) if batch else body(*flats)  # pyright: ignore
+    X, inverse, tau = _in_parts(body, n * columns, *flats)
     X = X.reshape(*batch, n, columns)
     if _drifts(V, columns):
         X = polish(X)
@@ -249,21 +308,27 @@ def _gradients(
     phases: Tensor | None,
     flip: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """dv and dphi of one matrix or of one batch dimension of them."""
-    U, tau = _rows(V * inverse), _batch_last(tau, 1)
+    """dv and dphi of one batch dimension of matrices."""
+    U, numbers = _unit_rows(V, inverse), _numbers(tau)
+    assert numbers is not None
+    tau = numbers
     if Q.shape[-2] <= 2 * Q.shape[-1]:
-        M = _batch_last(Q @ G.mH, 2)
-        K = M - M.transpose(0, 1).conj_physical()
+        P = Q @ G.mH
+        M = _laid_out(P)
+        K = torch.sub(M, M.transpose(1, 2).conj_physical(), out=P.view(M.shape))
         if flip is not None:  # F K F
-            K[-1].mul_(flip)
-            K[:, -1].mul_(flip)
-        W, free = _undo_square(K, U, tau), K if K.shape == U.shape else None
+            signs = flip.reshape(*_blocks(len(flip))).unsqueeze(1)
+            K[:, -1].mul_(signs)
+            K[:, :, -1].mul_(signs)
+        W = _undo_square(K, U, tau, M)
     else:  # flips are for square matrices only
-        W, free = _undo_tall(_batch_last(torch.cat([Q, G], dim=-1), 2), U, tau), None
-    inner = torch.mul(U.conj_physical(), W, out=free).sum(1)
-    dU = W.addcmul_(U, inner.unsqueeze(1), value=-1).mul_(-tau.unsqueeze(1))
-    dV = _batch_first(dU.transpose(0, 1), 2).mul_(inverse)
-    return (dV,) if phases is None else (dV, _batch_first(inner.imag / -2, 1))
+        M = _laid_out(torch.cat([Q, G], dim=-1))
+        W = _undo_tall(M, U, tau)
+    free = M.as_strided(U.shape, U.stride()) if M.numel() == U.numel() else None
+    inner = torch.mul(U.conj_physical(), W, out=free).sum(2)
+    dU = W.addcmul_(U, inner.unsqueeze(2), value=-1).mul_(-tau.unsqueeze(2))
+    dV = _columns(dU).mul_(inverse)
+    return (dV,) if phases is None else (dV, _gathered_numbers(inner.imag / -2))
 
 
 def _backward_fake(G, Q, inverse, tau, V, phases, flip, columns) -> list[Tensor]:
@@ -291,7 +356,7 @@ def _backward(
     batch, (n, columns) = V.shape[:-2], Q.shape[-2:]
     flats = [_flat(tensor, batch) for tensor in (V, G, Q, inverse, tau, phases, flip)]
     size = n * min(n, 2 * columns)
-    dV, *dphi = _in_parts(_gradients, size, *flats) if batch else _gradients(*flats)  # pyright: ignore
+    dV, *dphi = _in_parts(_gradients, size, *flats)
     return [dV.reshape(V.shape)] + [d.reshape(V.shape[:-2] + V.shape[-1:]) for d in dphi]
 
 

@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from stiefel.errors import ConfigurationError, unknown
 
-__all__ = ["Step", "layer_steps", "rotation_count", "skew_sweep", "sweep"]
+__all__ = ["Shears", "Step", "layer_steps", "rotation_count", "shears", "skew_sweep", "sweep"]
+
+_View = TypeVar("_View")
 
 
 class Step(NamedTuple):
@@ -51,15 +53,48 @@ class Step(NamedTuple):
         """How many pairs."""
         return self.groups * self.stride
 
+    @property
+    def place(self) -> tuple[int, int, int, bool]:
+        """Which pairs are turned, whatever their angles."""
+        return self.first, self.groups, self.stride, self.columns
+
     def rows(self, A: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """The two rows of all pairs, dimension `dim` of A, as ``(groups, stride)`` in its place."""
-        block = A.narrow(dim, self.first, 2 * self.pairs)
-        rows = block.unflatten(dim, (self.groups, 2, self.stride))
+        """The two rows of all pairs, dimension `dim` of A: ``(groups, stride)`` in its place.
+
+        With a stride of 1 that dimension is left out; so it is in `entries` and `_shared`.
+        """
+        end = self.first + 2 * self.pairs
+        if self.stride == 1:
+            before = (slice(None),) * dim
+            return A[*before, self.first : end : 2], A[*before, self.first + 1 : end : 2]
+        rows = A.narrow(dim, self.first, 2 * self.pairs)
+        rows = rows.unflatten(dim, (self.groups, 2, self.stride))
         return rows.select(dim + 1, 0), rows.select(dim + 1, 1)
 
-    def angles(self, table: Tensor) -> Tensor:
-        """The entries of a table ``(count, ...)`` as ``(groups, stride, ...)``."""
-        return table.narrow(0, self.offset, self.pairs).unflatten(0, (self.groups, self.stride))
+    def entries(self, K: Tensor) -> Tensor:
+        """The entries (b, a) of ``(m, m, ...)``, shape ``(groups, stride, ...)``; a view."""
+        below = K.diagonal(-self.stride, 0, 1).movedim(-1, 0)  # (a + stride, a) at number a
+        if self.stride == 1:
+            return below[self.first : self.first + 2 * self.pairs : 2]
+        return below[self.first :].unfold(0, self.stride, 2 * self.stride).movedim(-1, 1)
+
+
+def _shared(steps: Sequence[Step], table: Tensor) -> list[Tensor]:
+    """A table ``(count, ...)`` shared out to the steps: ``(groups, stride, ...)`` each."""
+    parts = table.split([step.pairs for step in steps])
+    return [
+        part if step.stride == 1 else part.unflatten(0, (step.groups, step.stride))
+        for step, part in zip(steps, parts, strict=True)
+    ]
+
+
+def _views(steps: Sequence[Step], view: Callable[[Step], _View]) -> list[_View]:
+    """``view(step)`` of every step, made once for steps of the same pairs."""
+    made: dict[Any, _View] = {}
+    for step in steps:
+        if step.place not in made:
+            made[step.place] = view(step)
+    return [made[step.place] for step in steps]
 
 
 @functools.lru_cache(maxsize=64)
@@ -102,47 +137,57 @@ def rotation_count(n: int, layers: int, style: str) -> int:
     return sum(step.pairs for step in layer_steps(n, layers, style))
 
 
-class _Shears:
+class Shears(NamedTuple):
     """The tables of a sweep: t and s of each rotation, with the signs of rows taken in.
 
+    Attributes:
+        turns: t and s of the rotations, each of shape ``(count, matrices)``.
+        phases: t and s of the phases; empty without.
+        relative: Product of the signs of the two rows of each rotation, ``(count, matrices)``.
+        signs: The signs of the rows after all the steps, ``(rows, matrices)``.
+    """
+
+    turns: Sequence[Tensor]
+    phases: Sequence[Tensor]
+    relative: Tensor
+    signs: Tensor
+
+
+def shears(theta: Tensor, phi: Tensor | None, steps: Sequence[Step], rows: int) -> Shears:
+    """The tables of a sweep.
+
     Args:
-        theta: Angles, shape ``(count, matrices)``.
+        theta: Angles, shape ``(count, matrices)``; overwritten, and so is phi.
         phi: Phases, same shape, or None.
         steps: The steps, in the order in which they act.
         rows: How many rows there are.
-
-    Attributes:
-        turns: t and s of the rotations, of shape ``(count, matrices)``.
-        phases: t and s of the phases; empty without.
-        relative: Product of the signs of the two rows of each rotation.
-        signs: The signs of the rows after all the steps, shape ``(rows, matrices)``.
     """
-
-    def __init__(self, theta: Tensor, phi: Tensor | None, steps: Sequence[Step], rows: int) -> None:
-        t, s, turned = _quarter(theta)
-        self.phases, flipped = [], None
-        if phi is not None:
-            *self.phases, flipped = _quarter(phi)
-        self.signs = theta.new_ones(rows, theta.shape[1])
-        self.relative = torch.ones_like(theta)
-        for step in steps:
-            if step.pairs == 0:
-                continue
-            a, b = step.rows(self.signs, 0)
-            if flipped is not None:
-                b.mul_(step.angles(flipped))
-            torch.mul(a, b, out=step.angles(self.relative))
-            a.mul_(step.angles(turned))
-            b.mul_(step.angles(turned))
-        self.turns = [t.mul_(self.relative), s.mul_(self.relative)]
+    t, s, relative = _quarter(theta)
+    phases, flips = [], None
+    if phi is not None:
+        *phases, flipped = _quarter(phi)
+        flips = _shared(steps, flipped)
+    signs = s.new_ones(rows, s.shape[1])
+    views = _views(steps, lambda step: step.rows(signs, 0))
+    for k, ((a, b), turned) in enumerate(zip(views, _shared(steps, relative), strict=True)):
+        if flips is not None:
+            b.mul_(flips[k])
+        product = a * b
+        a.mul_(turned)
+        b.mul_(turned)
+        turned.copy_(product)
+    return Shears((t.mul_(relative), s.mul_(relative)), phases, relative, signs)
 
 
 def _quarter(angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """tan of half and sin of the angle less the half turn that it may have, -1 where it has."""
-    cosine = torch.cos(angle)
-    turned = torch.copysign(torch.ones_like(cosine), cosine)
-    sine = torch.sin(angle).mul_(turned)
-    return sine / cosine.abs_().add_(1), sine, turned
+    """tan of half and sin of the angle less the half turn that it may have, -1 where it has.
+
+    The last is in the memory of the angle.
+    """
+    sine, cosine = torch.sin(angle), angle.cos_()
+    tangent = cosine.abs().add_(1)  # 1 + cos of what is left
+    turned = torch.copysign(angle.new_ones(()), cosine, out=cosine)
+    return torch.div(sine.mul_(turned), tangent, out=tangent), sine, turned
 
 
 def _rotate(a: Tensor, b: Tensor, t: Tensor, s: Tensor, undo: bool) -> None:
@@ -161,8 +206,7 @@ def _moment(a: Tensor, b: Tensor, dims: tuple[int, ...]) -> Tensor:
 def sweep(
     Z: Tensor,
     steps: Sequence[Step],
-    theta: Tensor,
-    phi: Tensor | None = None,
+    tables: Shears,
     *,
     undo: bool = False,
     moments: Sequence[Tensor] | None = None,
@@ -171,75 +215,68 @@ def sweep(
     """Turns the rows of Z by all the steps, or back from the last to the first; in place.
 
     Args:
-        Z: The state ``(kinds, parts, m, ., .)``.
+        Z: The state ``(kinds, parts, m, ., .)``; parts is 2 where there are phases.
         steps: The steps.
-        theta: Angles, shape ``(count, matrices)``.
-        phi: Phases, same shape, or None; parts is 2 then.
+        tables: Their `shears`.
         undo: Whether to apply the inverse.
         moments: Where the derivatives by th and phi go, ``(count, matrices)`` each; kinds is 2.
         along: The dimension of Z that holds columns, -1 or -2.
     """
+    turns, phases = (
+        [_shared(steps, t.unsqueeze(along)) for t in both] for both in (tables.turns, tables.phases)
+    )
+    sums = [_shared(steps, moment) for moment in moments or ()]
+    signs = tables.signs.unsqueeze(along)
 
-    def tables(pair: Sequence[Tensor], step: Step) -> tuple[Tensor, Tensor]:
-        return step.angles(pair[0]), step.angles(pair[1])
+    def rows(step: Step) -> tuple[Tensor, Tensor]:  # (kinds, parts, groups, stride, ., .)
+        block = Z.narrow(along, step.first, 2 * step.pairs) if step.columns else Z
+        return step.rows(block, 2)
 
-    def wide(table: Tensor) -> Tensor:
-        """A table as ``(count, ., .)``."""
-        return table.unsqueeze(along)
-
-    shears = _Shears(theta, phi, steps, Z.shape[2])
-    turns, phases = [[wide(t) for t in pair] for pair in (shears.turns, shears.phases)]
-    signs = wide(shears.signs)
     if undo:
         Z.mul_(signs)
-    for step in reversed(steps) if undo else steps:
-        if step.pairs == 0:
-            continue
-        block = Z.narrow(along, step.first, 2 * step.pairs) if step.columns else Z
-        a, b = step.rows(block, 2)  # (kinds, parts, groups, stride, ., .)
+    numbered = list(enumerate(_views(steps, rows)))
+    for k, (a, b) in reversed(numbered) if undo else numbered:
         if undo:
-            if moments is not None:
-                step.angles(moments[0]).copy_(_moment(a, b, (0, along)))
-            _rotate(a, b, *tables(turns, step), undo)
+            if sums:
+                sums[0][k].copy_(_moment(a, b, (0, along)))
+            _rotate(a, b, turns[0][k], turns[1][k], undo)
         if phases:
             re, im = b[:, 0], b[:, 1]
-            if moments is not None:
-                step.angles(moments[1]).copy_(_moment(re, im, (along,)))
-            _rotate(re, im, *tables(phases, step), undo)
+            if sums:
+                sums[1][k].copy_(_moment(re, im, (along,)))
+            _rotate(re, im, phases[0][k], phases[1][k], undo)
         if not undo:
-            _rotate(a, b, *tables(turns, step), undo)
-            if moments is not None:
-                step.angles(moments[0]).copy_(_moment(a, b, (0, along)))
+            _rotate(a, b, turns[0][k], turns[1][k], undo)
+            if sums:
+                sums[0][k].copy_(_moment(a, b, (0, along)))
     if not undo:
         Z.mul_(signs)
     if moments is not None:
-        moments[0].mul_(shears.relative)
+        moments[0].mul_(tables.relative)
 
 
-def skew_sweep(K: Tensor, steps: Sequence[Step], theta: Tensor) -> Tensor:
+def skew_sweep(K: Tensor, steps: Sequence[Step], tables: Shears, out: Tensor) -> Tensor:
     """Turns rows and columns of skew matrices back by all the steps, reading on the way.
 
     Args:
         K: Skew matrices, the last dimension along them, shape ``(m, m, matrices)``; overwritten.
         steps: The steps, of all columns.
-        theta: Angles, shape ``(count, matrices)``.
+        tables: Their `shears`, without phases.
+        out: Takes the result, shape ``(count, matrices)``.
 
     Returns:
-        The entry (b, a) of each rotation of rows a and b, before it is undone; shape of theta.
+        The entry (b, a) of each rotation of rows a and b, before it is undone.
     """
-    m = len(K)
-    shears = _Shears(theta, None, steps, m)
-    K.mul_(shears.signs.unsqueeze(0)).mul_(shears.signs.unsqueeze(1))
-    entries, numbers = torch.empty_like(theta), torch.arange(m, device=K.device)
-    for step in reversed(steps):
-        if step.pairs == 0:
-            continue
-        a, b = step.rows(numbers, 0)
-        chosen = (b * m + a).flatten()
-        entries.narrow(0, step.offset, step.pairs).copy_(K.flatten(0, 1).index_select(0, chosen))
-        if step is steps[0]:
-            break
-        t, s = (step.angles(table) for table in shears.turns)
-        _rotate(*step.rows(K, 0), t.unsqueeze(2), s.unsqueeze(2), True)
-        _rotate(*step.rows(K, 1), t, s, True)
-    return entries.mul_(shears.relative)
+    K.mul_(tables.signs.unsqueeze(0)).mul_(tables.signs.unsqueeze(1))
+    rows = _views(steps, lambda step: step.rows(K, 0))
+    columns = _views(steps, lambda step: step.rows(K, 1))
+    entries = _views(steps, lambda step: step.entries(K))
+    t, s = (_shared(steps, table) for table in tables.turns)
+    results = _shared(steps, out)
+    for k in reversed(range(len(steps))):
+        results[k].copy_(entries[k])
+        if k:
+            (a, b), (c, d) = rows[k], columns[k]
+            _rotate(a, b, t[k].unsqueeze(-2), s[k].unsqueeze(-2), True)
+            _rotate(c, d, t[k], s[k], True)
+    return out.mul_(tables.relative)

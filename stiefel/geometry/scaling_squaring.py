@@ -88,9 +88,12 @@ def by_pieces(
     return [torch.cat(parts) for parts in zip(*results, strict=True)]
 
 
-def refine(X: Tensor) -> Tensor:
-    """X (3 I - X^H X) / 2: two products; the identity on tangent vectors where X is orthonormal."""
-    return add_product(X, X, X.mH @ X, beta=1.5, alpha=-0.5)
+def refine(X: Tensor, work: Tensor | None = None) -> Tensor:
+    """X (3 I - X^H X) / 2: two products; the identity on tangent vectors where X is orthonormal.
+
+    `work` is memory for X^H X.
+    """
+    return add_product(X, X, torch.matmul(X.mH, X, out=work), beta=1.5, alpha=-0.5)
 
 
 def _parts(s: Tensor | int) -> Iterator[Tensor | None]:

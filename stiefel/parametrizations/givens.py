@@ -98,8 +98,9 @@ class Givens(OneComponent):
         lifted = [original.to(compute_dtype(original.dtype)) for original in originals]
         theta = lifted[0]
         if len(lifted) == 1:
-            W = rotation_matrix(theta, self.n, layers=self.layers, style=self.style)
-            return self.flip_rows(W)
+            flip = self.flip_for(theta.dtype)
+            flip = None if flip is None else flip.to(theta.device)
+            return rotation_matrix(theta, self.n, layers=self.layers, style=self.style, flip=flip)
         E = torch.eye(self.n, dtype=self.point_dtype(lifted), device=theta.device)
         E = E.expand(*theta.shape[:-1], self.n, self.n)
         return self.flip_rows(rotate(E, *lifted, layers=self.layers, style=self.style))
