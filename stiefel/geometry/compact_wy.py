@@ -58,9 +58,9 @@ def quick_inverse_norms(V: Tensor, work: Tensor | None = None) -> Tensor:
     return inverse_norms(V)
 
 
-def _unit_columns(V: Tensor) -> tuple[Tensor, Tensor]:
-    """U and 1 / |v|, ``(..., 1, L)``."""
-    inverse = quick_inverse_norms(V)
+def _unit_columns(V: Tensor, work: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """U and 1 / |v|, ``(..., 1, L)``; `work` is memory like V to work in."""
+    inverse = quick_inverse_norms(V, work)
     return V * inverse, inverse
 
 
@@ -84,12 +84,12 @@ def _block_columns(count: int) -> list[tuple[int, int]]:
     return [(start, min(start + width, count)) for start in range(0, count, width)]
 
 
-def _upper_gram(U: Tensor) -> Tensor:
+def _upper_gram(U: Tensor, out: Tensor | None = None) -> Tensor:
     """U^H U in and above the diagonal blocks of `_block_columns`; what is below is undefined."""
     blocks = _block_columns(U.shape[-1])
     if len(blocks) == 1:
-        return U.mH @ U
-    gram = U.new_empty(*U.shape[:-2], U.shape[-1], U.shape[-1])
+        return torch.matmul(U.mH, U, out=out)
+    gram = U.new_empty(*U.shape[:-2], U.shape[-1], U.shape[-1]) if out is None else out
     for start, stop in blocks:
         left, right = U[..., :stop].mH, U[..., start:stop]
         if U.ndim == 2:
@@ -138,8 +138,11 @@ def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tu
     The solver lays Yh out by columns: large ones stay so, for the copy costs more than it gains.
     """
     tau = phase_factors(phases, V.dtype)
-    U, inverse = _unit_columns(V)
-    S = _upper_gram(U)  # solve_triangular reads the upper triangle only
+    work = torch.empty_like(V, memory_format=torch.contiguous_format)
+    U, inverse = _unit_columns(V, work)
+    S = _upper_gram(
+        U, work if V.shape[-2] == V.shape[-1] else None
+    )  # solve_triangular reads the upper triangle only
     if tau is not None:
         S.mul_(tau.unsqueeze(-1))
     S.diagonal(dim1=-2, dim2=-1).copy_(wy_diagonal(U, tau))

@@ -34,6 +34,9 @@ __all__ = [
     "wy_triangle",
 ]
 
+#: Elements that are summed in float64 at once.
+_DOUBLES = 2**16
+
 
 def smallest_norm(dtype: torch.dtype) -> float:
     """Size below which the entries of a reflection vector count as zero.
@@ -155,8 +158,12 @@ def wy_diagonal(U: Tensor, tau: Tensor | None) -> Tensor:
     differ from one by 1e-7, alike where reflections are alike, and S + S^T = U^T U must hold to
     better than that: the squares are summed in float64. A zero column keeps 1/2 or 1.
     """
-    squares = U.detach().abs().square() if U.is_complex() else U.detach().square()
-    excess = squares.sum(-2, dtype=torch.float64) - 1
+    U = U.detach()
+    few = max(_DOUBLES * U.shape[-2] // max(U.numel(), 1), 1)  # rows at once
+    excess = U.new_full((*U.shape[:-2], U.shape[-1]), -1, dtype=torch.float64)
+    for rows in U.split(few, dim=-2):
+        squares = rows.abs().square() if U.is_complex() else rows.square()
+        excess += squares.sum(-2, dtype=torch.float64)
     half = excess.masked_fill(excess < -0.5, 0).to(real_dtype(U.dtype)) / 2
     return half + 0.5 if tau is None else 1 + tau * half
 
