@@ -30,7 +30,7 @@ from stiefel.optim.checks import (
 )
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS, untouched_where_non_finite
 from stiefel.optim.groups import LATE_STATES, GroupedLeaves, manifold_of
-from stiefel.optim.mending import onto_manifold
+from stiefel.optim.mending import forgotten_where_longer, onto_manifold
 from stiefel.optim.sorting import Facts, Part, sort
 
 __all__ = ["Plan", "RiemannianOptimizer"]
@@ -71,7 +71,8 @@ class RiemannianOptimizer(GroupedLeaves):
     precision and brought to the nearest point of the manifold. With ``skip_nonfinite=True``
     nothing is read from an accelerator: leaves with a non-finite gradient stay where they are,
     chosen by `torch.where`, and so do those whose step overflows. A new point that is off is mended
-    there by a fixed number of products (`stiefel.optim.mending`), on the CPU as above.
+    there by a fixed number of products (`stiefel.optim.mending`), and momentum that the step has
+    spoilt is forgotten; on the CPU it is mended as above.
 
     Args:
         params: Parameters or groups, as for torch.
@@ -283,7 +284,11 @@ class RiemannianOptimizer(GroupedLeaves):
             return proposal, lost
         points = torch.where(off[..., None, None], onto_manifold(proposal.points), proposal.points)
         still = off_manifold(batch.manifold, points)
-        return Proposal(points, proposal.state), lost if still is None else lost | still
+        kinds, state = self._kinds_on(batch.manifold, batch.group), dict(proposal.state)
+        for name in (name for name in state if kinds[name] == "point"):
+            before_it = batch.state.get(name)
+            state[name] = forgotten_where_longer(state[name], before_it, batch.gradients, off)
+        return Proposal(points, state), lost if still is None else lost | still
 
     def _on_manifold(
         self, batches: list[Batch], proposals: list[Proposal], lost: list[Tensor | None]

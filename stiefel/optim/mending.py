@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stiefel.geometry import cholesky_qr_factor, polish
 
-__all__ = ["onto_manifold"]
+__all__ = ["forgotten_where_longer", "onto_manifold"]
 
 #: Newton steps towards the nearest point; an error of the size 0.3 is 1e-6 after so many.
 _STEPS = 3
@@ -33,3 +33,28 @@ def onto_manifold(Z: Tensor) -> Tensor:
     most = (Z.mH @ Z).abs().sum(-1).amax(-1)[..., None, None]  # |Z|_2^2 is at most that
     Z = Z / torch.where(most > _CONVERGES, most.sqrt(), 1)
     return cholesky_qr_factor(polish(Z, _STEPS))
+
+
+def forgotten_where_longer(state: Tensor, old: Tensor | None, G: Tensor, off: Tensor) -> Tensor:
+    """A state that was carried to a point that floating point has lost: zero where that shows.
+
+    An average m of gradients G is no longer than ``|m_old| + 2 |G|`` after a step, for a Riemannian
+    gradient is at most twice as long as G and carrying lengthens nothing. Carried to a matrix Z
+    that is far off the manifold it is longer, by up to ``|Z|^2``.
+
+    Args:
+        state: The state after the step, shape ``(..., n, p)``.
+        old: Before it; None for zero.
+        G: The ambient gradient, same shape.
+        off: Which points the step took off the manifold, shape ``(...)``.
+
+    Returns:
+        The state, zero for those that are longer.
+    """
+    bound = 2 * _norm(G) if old is None else 2 * _norm(G) + _norm(old)
+    spoilt = off[..., None, None] & ~(_norm(state) <= 1.01 * bound)
+    return torch.where(spoilt, torch.zeros_like(state), state)
+
+
+def _norm(A: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(A, dim=(-2, -1), keepdim=True)

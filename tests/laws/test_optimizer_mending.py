@@ -9,6 +9,7 @@ import torch
 
 import stiefel
 from stiefel import geometry
+from stiefel.optim import RGD
 from stiefel.optim.mending import onto_manifold
 from tests.accelerators import as_on_an_accelerator
 from tests.registry import DTYPES, OPTIMIZERS, SHAPES
@@ -103,3 +104,21 @@ def test_matrices_are_taken_onto_the_manifold_by_products(shape, dtype, device):
         assert (onto_manifold(Z) - geometry.polar_factor(Z)).abs().max() < 4e-5 * size + bound
     for Z in (1e-3 * X, 3**0.5 * X, 7 * X + E, 1e12 * X, X + 0.9 * E):
         assert geometry.orthonormality_residual(onto_manifold(Z)).max() < bound
+
+
+@pytest.mark.parametrize("options", [{"nesterov": True}, {"transport": "cayley"}], ids=str)
+@pytest.mark.parametrize("where", ["here", "accelerator"])
+def test_long_steps_do_not_spoil_momentum_for_ever(options, where, device, monkeypatch):
+    """A Cayley step of 1e6 is lost in single precision, and what is carried along it too."""
+    if where == "accelerator":
+        as_on_an_accelerator(monkeypatch)
+    leaf = leaves_on(stiefel.Stiefel(), device)[2]
+    optimizer = RGD([leaf], lr=1e2, momentum=0.9, skip_nonfinite=True, **options)
+    longest = 0.0
+    for _ in range(60):
+        noisy(leaf, 10 ** (8 * float(torch.rand(())) - 4))
+        longest = max(longest, 2 * float(leaf.grad.norm()))
+        before = leaf.detach().clone()
+        optimizer.step()
+        assert not torch.equal(leaf, before)
+        assert optimizer.state[leaf]["momentum_buffer"].norm() <= longest / (1 - 0.9)
