@@ -93,7 +93,7 @@ class TestProducts:
         s = torch.stack([torch.linspace(least, 1, 9, dtype=REAL) for least in (0.9, 0.1, 1e-3, 0)])
         P = V * s.to(dtype)[:, None] @ V.mH
         for solve, reached in ((lyapunov_near_identity, 1), (squared_smith, 3)):
-            F, solved = solve((P + P.mH) / 2, K)
+            F, solved = solve((P + P.mH) / 2, K.clone())
             assert solved.tolist() == [i < reached for i in range(4)]
             left = (P @ F + F @ P - K)[solved]
             assert left.abs().max() < 1e-12

@@ -157,9 +157,9 @@ def _gram_polar(Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     else:
         W, U, s, V = _by_eigenvalues(Z, S, left)
         kept = U if left else U.new_empty(*U.shape[:-2], 0, U.shape[-1])
-        s = s * scale.squeeze(-1)
+        s = s if scale is None else s * scale.squeeze(-1)
         paired = torch.ones(Z.shape[:-2], dtype=torch.bool, device=Z.device)
-    if bool(bad.any()):
+    if bad is not None:
         W = torch.where(bad, torch.nan, W)
     return W, paired, kept, s, V
 

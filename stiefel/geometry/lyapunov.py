@@ -24,16 +24,17 @@ def lyapunov_near_identity(P: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         P: Hermitian, shape ``(B, p, p)``.
-        K: Skew-Hermitian, shape ``(B, p, p)``.
+        K: Skew-Hermitian, shape ``(B, p, p)``; overwritten.
 
     Returns:
         F ``(B, p, p)``, and which of them are accurate to rounding, ``(B,)``.
     """
     eps = torch.finfo(P.dtype).eps
     c = P.diagonal(dim1=-2, dim2=-1).real.mean(-1)[:, None, None]
-    half = P / (-2 * c)  # -(I + E) / 2
+    share = 0.5 / c
+    half = P * -share  # -(I + E) / 2
     half.diagonal(dim1=-2, dim2=-1).add_(0.5)
-    D = K / (2 * c)
+    D = K.mul_(share)
     F, T = D.clone(), torch.empty_like(D)
     solved = torch.zeros_like(c[:, 0, 0], dtype=torch.bool)
     size = goal = torch.linalg.vector_norm(D, dim=(-2, -1))

@@ -21,6 +21,8 @@ _GUESS = 0.2
 _SMALLER = 0.1
 #: Where |X^H X - I|_F is less no factor is taken: it says too little of single eigenvalues.
 _CLOSE = 0.1
+#: Where it is less than this for all, the first step needs no bounds of the singular values.
+_NEAR = 0.5
 #: Largest factor before a step. A singular value 1 becomes 0.35 then and small ones grow 2.4-fold;
 #: at sqrt(3) growth would be 2.6-fold, but the singular value 1 would lose all its digits.
 _MOST_SCALE = 1.6
@@ -69,36 +71,53 @@ def _least(low: Tensor, r: Tensor, p: int) -> Tensor:
     return torch.where(too_high, known.clamp_min(_SMALLER), low)
 
 
+def _begin(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """X with singular values of at most 1, X^H X, and what the least one is taken to be.
+
+    X is a multiple of Z or, where all are near orthonormal, Z after a step.
+    """
+    S = Z.mH @ Z
+    diagonal = S.diagonal(dim1=-2, dim2=-1).clone()
+    E, r = _away(S)
+    if bool((r < _NEAR).all()):  # singular values lie within the roots of 1 - r and 1 + r
+        X = torch.baddbmm(Z, Z, E, alpha=-0.5)
+        low = torch.minimum(_cubic((1 - r).sqrt()), _cubic((1 + r).sqrt()))
+        return X, torch.bmm(X.mH, X, out=E), low
+    S.diagonal(dim1=-2, dim2=-1).copy_(diagonal)
+    most, least = _first_bounds(S)
+    return Z / most.sqrt()[:, None, None], S.div_(most[:, None, None]), least.sqrt()
+
+
 def _iterate(Z: Tensor) -> tuple[Tensor, Tensor]:
     """Polar factors of a batch (B, n, p), and which of them are done."""
-    S = Z.mH @ Z
-    most, least = _first_bounds(S)
-    low = least.sqrt()
-    X = Z / most.sqrt()[:, None, None]
-    S /= most[:, None, None]
+    X, S, low = _begin(Z)
     Y = torch.empty_like(X)  # memory is used again: to allocate it takes longer than a product
-    W, done = torch.empty_like(Z), torch.zeros(len(Z), dtype=torch.bool, device=Z.device)
-    index = torch.arange(len(Z), device=Z.device)
+    W, done, index = None, torch.zeros(len(Z), dtype=torch.bool, device=Z.device), None
     near = torch.finfo(low.dtype).eps ** 0.5 / 2  # the step after leaves its square
     for _ in range(_MOST_STEPS):
         E, r = _away(S)
-        low = _least(low, r, Z.shape[-1])
-        rho = (3 / (1 + low + low * low)).sqrt().clamp_max(_MOST_SCALE)
-        rho = torch.where(r < _CLOSE, 1, rho)
-        X, Y = _step(X, E, rho, out=Y), X
-        low = torch.minimum(_cubic(rho * low), _cubic(rho))
+        if bool((r < _CLOSE).all()):
+            X, Y = torch.baddbmm(X, X, E, alpha=-0.5, out=Y), X
+        else:
+            low = _least(low, r, Z.shape[-1])
+            rho = (3 / (1 + low + low * low)).sqrt().clamp_max(_MOST_SCALE)
+            rho = torch.where(r < _CLOSE, 1, rho)
+            X, Y = _step(X, E, rho, out=Y), X
+            low = torch.minimum(_cubic(rho * low), _cubic(rho))
         ended = r < near
         count = int(ended.sum())
         if count == len(Z):
             return X, ended
-        if 2 * count > len(X):
+        if 4 * count > 3 * len(X):
+            if W is None or index is None:
+                W, index = torch.empty_like(Z), torch.arange(len(Z), device=Z.device)
             W[index[ended]], done[index[ended]] = X[ended], True
             X, index, low = X[~ended], index[~ended], low[~ended]
             Y, S = torch.empty_like(X), S[: len(X)]
         if len(X) == 0:
             break
         S = torch.bmm(X.mH, X, out=S)
-    return W, done
+    return torch.empty_like(Z) if W is None else W, done
 
 
 def newton_schulz(Z: Tensor) -> Tensor:
@@ -119,7 +138,7 @@ def newton_schulz(Z: Tensor) -> Tensor:
 def _newton_schulz(Z: Tensor) -> list[Tensor]:
     Z, _, bad = scaled(Z)
     W = newton_schulz(Z)
-    return [torch.where(bad, torch.nan, W) if bool(bad.any()) else W]
+    return [W if bad is None else torch.where(bad, torch.nan, W)]
 
 
 @kernel_op(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stiefel.geometry.linear import adjoint
 from stiefel.geometry.lyapunov import definite_inverse, lyapunov_near_identity, squared_smith
 from stiefel.geometry.proxy_scale import gradient_over_scale, scaled
 from stiefel.numerics import real_dtype
@@ -83,14 +84,14 @@ def gradient_by_products(G: Tensor, W: Tensor, Z: Tensor) -> Tensor:
     G, W, Z = (X.reshape(-1, *shape[-2:]).contiguous() for X in (G, W, Z))
     Z, scale, bad = scaled(Z)
     P = W.mH @ Z
-    P = (P + P.mH.resolve_conj()) / 2
-    if bool(bad.any()):
+    P = P.add_(adjoint(P)).div_(2)
+    if bad is not None:
         P = torch.where(bad, 0, P)
     all_near = bool(near_identity(P).all())
     if not (all_near or prefers_products(P)):
         return gradient_over_scale(_gradient_by_eigenvalues(G, W, P), scale).reshape(shape)
     A = W.mH @ G
-    K = A - A.mH.resolve_conj()
+    K = A - adjoint(A)
     F, solved = lyapunov_near_identity(P, K) if all_near else squared_smith(P, K)
     if shape[-2] == shape[-1]:
         dZ = W @ F

@@ -15,7 +15,7 @@ def double(Z: Tensor) -> Tensor:
     return Z.to(torch.complex128 if Z.is_complex() else torch.float64)
 
 
-def scaled(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def scaled(Z: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Z with entries whose squares are in range, what it was divided by, and which are not finite.
 
     Matrices whose Frobenius norm is between 1e-4 and 1e6 are left as they are; matrices with a NaN
@@ -25,12 +25,13 @@ def scaled(Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         Z: Matrices, shape ``(..., n, p)``.
 
     Returns:
-        Z ``(..., n, p)``, its divisor and the flag, both ``(..., 1, 1)``.
+        Z ``(..., n, p)``, its divisor and the flag, both ``(..., 1, 1)``; Z itself and None twice
+        where all are left as they are.
     """
     size = torch.linalg.vector_norm(Z, dim=(-2, -1), keepdim=True)
     plain = (size > 1e-4) & (size < 1e6)
     if bool(plain.all()):
-        return Z, torch.ones_like(size), torch.zeros_like(plain)
+        return Z, None, None
     least, most = (
         (torch.view_as_real(Z) if Z.is_complex() else Z).flatten(Z.ndim - 2).aminmax(dim=-1)
     )
@@ -50,11 +51,13 @@ def divided(Z: Tensor, scale: Tensor) -> Tensor:
     return torch.view_as_complex(torch.view_as_real(Z.resolve_conj()) / scale.unsqueeze(-1))
 
 
-def gradient_over_scale(dZ: Tensor, scale: Tensor) -> Tensor:
-    """The gradient by Z from that by Z / scale; zero where it would overflow.
+def gradient_over_scale(dZ: Tensor, scale: Tensor | None) -> Tensor:
+    """The gradient by Z from that by Z / scale (None: 1); zero where it would overflow.
 
     That is where Z is zero to rounding for `stiefel.geometry.polar_gradient` too.
     """
+    if scale is None:
+        return dZ
     limits = torch.finfo(scale.dtype)
     zero = scale <= limits.tiny / limits.eps
     return torch.where(zero, 0, divided(dZ, scale.masked_fill(zero, 1)))
