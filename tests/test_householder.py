@@ -28,6 +28,8 @@ SIZES = [
     ((20,), 7, 7, 7),
     ((5, 4), 9, 4, 3),
     ((2, 0), 5, 5, 5),
+    ((512,), 4, 4, 4),
+    ((512,), 5, 3, 2),
 ]
 
 
@@ -67,13 +69,14 @@ def test_equals_one_reflection_after_another_on_a_vector():
 
 @pytest.mark.parametrize("dtype", [REAL, COMPLEX], ids=str)
 def test_parts_of_a_batch_change_nothing(dtype, monkeypatch):
-    """A batch at once, in parts that fit a cache, or matrix by matrix."""
+    """A batch at once, also in blocks, in parts that fit a cache, or matrix by matrix."""
     args = leaves(*vectors(6, 6, dtype, 40))
     G = torch.randn(40, 6, 6, dtype=dtype)
     results = []
-    for cached, few in [(2**30, 1), (36 * 17, 4), (36, 16)]:
+    for cached, few, width in [(2**30, 1, 128), (2**30, 1, 2), (36 * 17, 4, 128), (36, 16, 128)]:
         monkeypatch.setattr(kernel, "_CACHED", cached)
         monkeypatch.setattr(kernel, "_FEW", few)
+        monkeypatch.setattr(kernel, "_WIDTH", width)
         X = householder_product(*args)
         results.append((X, *torch.autograd.grad(X, args, G)))
     for result in results[1:]:

@@ -29,7 +29,7 @@ from stiefel.geometry.compact_wy import (
 )
 from stiefel.geometry.kernel import differentiable, kernel_op
 from stiefel.geometry.polish import polish
-from stiefel.geometry.wy_factors import phase_factors
+from stiefel.geometry.reflection_steps import factors, reflect_all, undo_square, undo_tall
 from stiefel.numerics import real_dtype, tolerance
 
 __all__ = ["householder_product"]
@@ -38,130 +38,6 @@ __all__ = ["householder_product"]
 _CACHED, _FEW = 2**18, 16
 #: Blocks of a part, and how many matrices a block has at least.
 _BLOCKS, _WIDTH = 4, 128
-#: Elements that are squared in float64 at once.
-_DOUBLES = 2**15
-
-
-# ------------------------------------------------------------------------------- the steps
-# The matrices of a part are along the last dimension, in c blocks of l: a matrix is (c, n, m, l),
-# a vector (c, n, l), a stack of vectors (L, c, n, l). Passes over a part are shared out along the
-# first dimension: each core keeps to its blocks, and nothing moves from one cache to another.
-
-
-def _squares(U: Tensor) -> Tensor:
-    """|u_k|^2 in float64."""
-    parts = (U.real, U.imag) if U.is_complex() else (U,)
-    sums = [part.to(torch.float64, copy=True).square_().sum(2) for part in parts]
-    return sums[0] if len(sums) == 1 else sums[0] + sums[1]
-
-
-def _factors(U: Tensor, phases: Tensor | None) -> Tensor:
-    """tau_k = (1 - e^(i phi_k)) / |u_k|^2, real 2 / |u_k|^2, shape ``(L, c, l)``.
-
-    Rounded columns have norms that differ from one by 1e-7; with |u|^2 summed in float64, every
-    factor is unitary to rounding nevertheless, and a thousand of them in a row too.
-
-    Args:
-        U: Columns, one a row, shape ``(L, c, n, l)``.
-        phases: Shape ``(L, c, l)``.
-    """
-    few = max(_DOUBLES // max(U[0].numel(), 1), 1)
-    squares = torch.cat([_squares(rows) for rows in U.split(few)])
-    squares = squares.masked_fill(squares < 0.5, 1).to(real_dtype(U.dtype))  # u = 0: any will do
-    tau = phase_factors(phases, U.dtype)
-    return 2 / squares if tau is None else tau / squares
-
-
-def _single(M: Tensor) -> bool:
-    return M.shape[0] == M.shape[-1] == 1
-
-
-def _row(x: Tensor, M: Tensor, work: Tensor) -> Tensor:
-    """x^T M; elementwise for a batch, several times faster than products of small matrices."""
-    if _single(M):
-        return (M[0, :, :, 0].mT @ x[0, :, 0])[None, :, None]
-    return torch.mul(M, x.unsqueeze(2), out=work).sum(1)
-
-
-def _column(M: Tensor, x: Tensor, work: Tensor, out: Tensor) -> Tensor:
-    """M x."""
-    if _single(M):
-        torch.mv(M[0, :, :, 0], x[0, :, 0], out=out[0, :, 0])
-        return out
-    return torch.sum(torch.mul(M, x.unsqueeze(1), out=work), 2, out=out)
-
-
-def _add_outer_(M: Tensor, x: Tensor, y: Tensor, sign: int) -> None:
-    """M <- M + sign x y^T."""
-    if _single(M):
-        M[0, :, :, 0].addr_(x[0, :, 0], y[0, :, 0], alpha=sign)
-    else:
-        M.addcmul_(x.unsqueeze(2), y.unsqueeze(1), value=sign)
-
-
-def _reflect_all(U: Tensor, tau: Tensor, columns: int, work: Tensor | None = None) -> Tensor:
-    """X_(L+1) = E, X_k = X_(k+1) - tau_k u_k (u_k^H X_(k+1)) for k = L, ..., 1; returns X_1.
-
-    The steps turn rows one by one: those of X^T or, of square matrices, those of
-    X <- X - (X u_k) tau_k u_k^H for k = 1, ..., L, which needs no transpose in the end.
-
-    Args:
-        U: Shape ``(L, c, n, l)``.
-        tau: Shape ``(L, c, l)``.
-        columns: Those of E.
-        work: Memory of the size of the result to work in; it may take the result.
-    """
-    L, c, n, lanes = U.shape
-    X = torch.zeros(c, columns, n, lanes, dtype=U.dtype, device=U.device)
-    X.diagonal(dim1=1, dim2=2).fill_(1)
-    work = torch.empty_like(X) if work is None else work.view(X.shape)
-    order, first, second = range(L), U, U.conj_physical()
-    if columns < n:
-        order, first, second = reversed(order), second, first
-    second, product = tau.unsqueeze(2) * second, None
-    for k in order:
-        if product is None:  # X is E
-            product = first[k][:, :columns].clone()
-        else:
-            _column(X, first[k], work, product)
-        _add_outer_(X, product, second[k], -1)
-    if columns == n:
-        return X
-    return work.view(c, n, columns, lanes).copy_(X.transpose(1, 2))
-
-
-def _undo_square(K: Tensor, U: Tensor, tau: Tensor, work: Tensor) -> Tensor:
-    """w_k = K_k u_k for every k; overwrites K, which is K_1, and work, of the same shape.
-
-    K_(k+1) = K_k - z u^H + u z^H with z = tau w - |tau|^2 (u^H w) u / 2; the second term of z is
-    zero for real K, where z u^T = w (tau u)^T.
-    """
-    W, Uc, tauU = torch.empty_like(U), U.conj_physical(), tau.unsqueeze(2) * U
-    for k, u in enumerate(U):
-        w = _column(K, u, work, W[k])
-        if k == len(U) - 1:
-            break
-        if K.is_complex():
-            size = tau[k].abs().square() / 2 * (Uc[k] * w).sum(1)
-            z = tau[k].unsqueeze(1) * w - size.unsqueeze(1) * u
-            _add_outer_(K, z, Uc[k], -1)
-            _add_outer_(K, u, z.conj_physical(), 1)
-        else:
-            _add_outer_(K, w, tauU[k], -1)
-            _add_outer_(K, tauU[k], w, 1)
-    return W
-
-
-def _undo_tall(M: Tensor, U: Tensor, tau: Tensor) -> Tensor:
-    """w_k = K_k u_k = X_k (G_k^H u_k) - G_k (X_k^H u_k) for every k; overwrites M = [X_1, G_1]."""
-    p = M.shape[2] // 2
-    W, work, Uc = torch.empty_like(U), torch.empty_like(M), U.conj_physical()
-    undo = tau.conj_physical().unsqueeze(2)
-    for k, u in enumerate(U):
-        row = _row(Uc[k], M, work)
-        _column(M, torch.cat([row[:, p:], -row[:, :p]], 1).conj_physical(), work, W[k])
-        _add_outer_(M, u, undo[k] * row, -1)
-    return W
 
 
 # --------------------------------------------------------- parts of a batch, and their layout
@@ -219,11 +95,13 @@ def _laid_out(A: Tensor) -> Tensor:
     return rows.view(c, *sizes, lanes)
 
 
-def _gathered(A: Tensor) -> Tensor:
-    """Undoes `_laid_out`; contiguous."""
+def _gathered(A: Tensor, out: Tensor | None = None) -> Tensor:
+    """Undoes `_laid_out`; contiguous, in the memory of `out` where its size is right."""
     c, *sizes, lanes = A.shape
-    rows = A.reshape(c, math.prod(sizes), lanes).mT.contiguous()
-    return rows.view(c * lanes, *sizes)
+    rows = A.reshape(c, math.prod(sizes), lanes).mT
+    if out is None or out.numel() != A.numel():
+        out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    return out.view(rows.shape).copy_(rows).view(c * lanes, *sizes)
 
 
 def _unit_rows(V: Tensor, inverse: Tensor) -> Tensor:
@@ -235,9 +113,9 @@ def _unit_rows(V: Tensor, inverse: Tensor) -> Tensor:
     return stack.mul_(_laid_out(inverse).permute(2, 0, 1, 3))
 
 
-def _columns(stack: Tensor) -> Tensor:
-    """A stack of vectors as columns ``(b, n, L)``."""
-    return _gathered(stack.permute(1, 2, 0, 3))
+def _columns(stack: Tensor, out: Tensor) -> Tensor:
+    """A stack of vectors as columns ``(b, n, L)``, in the memory of `out` as in `_gathered`."""
+    return _gathered(stack.permute(1, 2, 0, 3), out)
 
 
 def _numbers(A: Tensor | None) -> Tensor | None:
@@ -288,9 +166,9 @@ def _forward(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int
         work = torch.empty_like(V, memory_format=torch.contiguous_format)
         inverse = quick_inverse_norms(V, work)
         U = _unit_rows(V, inverse)
-        tau = _factors(U, _numbers(phases))
-        X = _reflect_all(U, tau, columns, work if columns == L else None)
-        return _gathered(X), inverse, _gathered_numbers(tau)
+        tau = factors(U, _numbers(phases))
+        X, free = reflect_all(U, tau, columns, work if columns == L else None)
+        return _gathered(X, free), inverse, _gathered_numbers(tau)
 
     X, inverse, tau = _in_parts(body, n * columns, *flats)
     X = X.reshape(*batch, n, columns)
@@ -320,14 +198,15 @@ def _gradients(
             signs = flip.reshape(*_blocks(len(flip))).unsqueeze(1)
             K[:, -1].mul_(signs)
             K[:, :, -1].mul_(signs)
-        W = _undo_square(K, U, tau, M)
+        W = undo_square(K, U, tau, M)
     else:  # flips are for square matrices only
-        M = _laid_out(torch.cat([Q, G], dim=-1))
-        W = _undo_tall(M, U, tau)
+        P = torch.cat([Q, G], dim=-1)
+        M = _laid_out(P)
+        W = undo_tall(M, U, tau)
     free = M.as_strided(U.shape, U.stride()) if M.numel() == U.numel() else None
     inner = torch.mul(U.conj_physical(), W, out=free).sum(2)
     dU = W.addcmul_(U, inner.unsqueeze(2), value=-1).mul_(-tau.unsqueeze(2))
-    dV = _columns(dU).mul_(inverse)
+    dV = _columns(dU, P).mul_(inverse)
     return (dV,) if phases is None else (dV, _gathered_numbers(inner.imag / -2))
 
 
