@@ -115,7 +115,7 @@ class Kernel:
         like: A tensor `(B, H)` whose dtype and device the buffers take.
         steps: Steps of the largest chunk.
         beta: Bias of modReLU `(H,)`, or None.
-        kept: What a kernel keeps aside of each step, of the size that `kept` says.
+        kept: What the kernel keeps aside of each step, made by `empty_kept`.
     """
 
     def __init__(
