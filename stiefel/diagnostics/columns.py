@@ -19,6 +19,7 @@ FROBENIUS_RESIDUAL = "frobenius_residual"
 EUCLIDEAN_NORM = "euclidean_norm"
 GRADIENT_NORM = "gradient_norm"
 RELATIVE = "relative"
+COORDINATE_NORM_SQUARED = "coordinate_norm_squared"
 
 # of a monitored step
 DRIFT_PER_STEP = "drift_per_step"

@@ -151,7 +151,7 @@ def differential_figures(frozen: nn.Module, figures: Mapping[str, Any]) -> Figur
         }
         made |= {column(path, name): size for name, size in sizes.items() if size is not None}
         riemannian = figures.get(column(path, names.EUCLIDEAN_NORM), math.nan)
-        squared = figures.get(f"{path}/coordinate_norm_squared")
+        squared = figures.get(column(path, names.COORDINATE_NORM_SQUARED))
         if squared is None or not found.dimension or found.smallest > _SINGULAR * found.largest:
             continue
         norm = math.sqrt(squared)
@@ -244,12 +244,12 @@ def _fields(path: str, found: Any, without: Sequence[str]) -> Iterator[tuple[str
 
 def _worst(found: Sequence[Feasibility]) -> dict[str, float]:
     """The worst of the weights; NaN where one is."""
-    columns = {
+    residuals = {
         names.MAX_RESIDUAL: [each.max_residual for each in found],
         names.FROBENIUS_RESIDUAL: [each.frobenius_residual for each in found],
     }
     return {
-        name: math.nan if any(map(math.isnan, column)) else max(column)
-        for name, column in columns.items()
-        if column
+        name: math.nan if any(map(math.isnan, values)) else max(values)
+        for name, values in residuals.items()
+        if values
     }

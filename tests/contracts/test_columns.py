@@ -23,7 +23,7 @@ def test_the_names_are_these() -> None:
         *("gradient_norm", "relative", "drift_per_step", "total_norm", "differential_smallest"),
         *("differential_largest", "differential_rank", "differential_dimension", "noise_floor"),
         *("squared_gradient", "squared_gradient_low", "squared_gradient_high"),
-        *("missing", "warning"),
+        *("coordinate_norm_squared", "missing", "warning"),
     }
     assert columns.column("a.weight", columns.RELATIVE) == "a.weight/relative"
 
@@ -34,7 +34,7 @@ def test_names_of_fields_are_those_of_fields() -> None:
     }
     for name in ("MAX_RESIDUAL", "FROBENIUS_RESIDUAL", "EUCLIDEAN_NORM", "GRADIENT_NORM"):
         assert NAMES[name] in fields
-    assert {columns.RELATIVE, columns.MISSING} <= fields
+    assert {columns.RELATIVE, columns.COORDINATE_NORM_SQUARED, columns.MISSING} <= fields
 
 
 @pytest.mark.parametrize("name", READERS)
