@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import stiefel
 from stiefel.diagnostics import CSVLogger, NormEstimate
 from stiefel.errors import ConfigurationError
-from stiefel.experiments.callbacks import Checkpointer
 from stiefel.experiments.diagnosis import Diagnosis, measure
 from stiefel.experiments.diagnosis_answers import answers, stationary
 from stiefel.experiments.diagnosis_page import draw_diagnosis
@@ -24,7 +23,7 @@ from stiefel.experiments.logs import read_metrics
 from stiefel.experiments.saved import SavedRun
 from stiefel.models import SequenceModel
 from tests.small_diagnoses import MONITORED, OUTPUTS, diagnose, numbers, others, train_tiny
-from tests.small_runs import TINY, files, run
+from tests.small_runs import TINY, files, interrupted_at, run
 
 WEIGHT = "rnn.layers.0.recurrent.weight"
 PLAIN = ("unconstrained", "lstm")
@@ -338,20 +337,9 @@ def test_a_checkpoint_before_the_end_is_not_that_of_a_finished_run(tmp_path: Pat
     assert not dataclasses.replace(read, step=5).finished
 
 
-def test_a_killed_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saving = Checkpointer.on_train_batch_end
-
-    def stop(self, trainer, *rest) -> None:
-        saving(self, trainer, *rest)
-        if trainer.global_step == 5:
-            raise KeyError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, "on_train_batch_end", stop)
-        with pytest.raises(KeyError):
-            run("copying", *TINY, "--output", tmp_path)
+def test_an_interrupted_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with interrupted_at(5):
+        run("copying", *TINY, "--output", tmp_path)
     assert diagnose(tmp_path) == 0
     assert "step 4 of 6, unfinished" in capsys.readouterr().out
     assert numbers(tmp_path)["finished"] is False

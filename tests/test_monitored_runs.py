@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from stiefel.diagnostics import CSVLogger
-from stiefel.experiments.callbacks import Checkpointer
 from stiefel.experiments.logs import read_metrics
 from stiefel.experiments.methods import METHODS as METHODS_OF
 from stiefel.experiments.methods import fitting
-from tests.small_runs import TINY, files, one_line, run
+from tests.small_runs import TINY, files, interrupted_at, one_line, run, weights
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINED = ["cwy", "rgd-c-c", "dtriv"]
@@ -26,28 +25,6 @@ METHODS = [*CONSTRAINED, "lstm"]
 
 def record(folder: Path) -> list[dict]:
     return CSVLogger.read(folder / "stationarity.csv")
-
-
-def weights(folder: Path) -> bytes:
-    import torch
-
-    state = torch.load(folder / "checkpoint.ckpt", weights_only=True)["state_dict"]
-    return b"".join(value.numpy().tobytes() for value in state.values())
-
-
-class Stop(Exception):
-    pass
-
-
-def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:
-    saving = Checkpointer.on_train_batch_end
-
-    def stop(self, trainer, *rest) -> None:
-        saving(self, trainer, *rest)
-        if trainer.global_step == step:
-            raise Stop
-
-    patch.setattr(Checkpointer, "on_train_batch_end", stop)
 
 
 @pytest.mark.parametrize("method", CONSTRAINED)
@@ -95,16 +72,12 @@ def test_without_it_there_is_no_file_and_nothing_else_changes(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("method", "step"), [*((name, 5) for name in METHODS), ("cwy", 4)])
-def test_interrupted_and_resumed_is_uninterrupted(
-    method: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_and_resumed_is_uninterrupted(method: str, step: int, tmp_path: Path) -> None:
     """Stopped at step 5, past the checkpoint of step 4, and at step 4, right after it."""
     words = ("copying", "--method", method, *TINY, "--iterations", 9, "--monitor-every", 1)
     assert run(*words, "--output", tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, step)
-        with pytest.raises(Stop):
-            run(*words, "--output", tmp_path / "parts")
+    with interrupted_at(step):
+        run(*words, "--output", tmp_path / "parts")
     assert [row["step"] for row in record(tmp_path / "parts")] == list(range(1, step + 1))
     assert run("copying", "--output", tmp_path / "parts", "--resume") == 0
     assert record(tmp_path / "parts") == record(tmp_path / "whole")

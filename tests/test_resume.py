@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,70 +12,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from stiefel.cli import main
-from stiefel.experiments.callbacks import AtomicCheckpointIO, Checkpointer
+from stiefel.experiments.callbacks import AtomicCheckpointIO
 from stiefel.experiments.folder import RunFolder, atomic_path
 from stiefel.experiments.logs import read_metrics
 from stiefel.experiments.methods import fitting
+from tests.small_runs import interrupted_at, results, run
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["--hidden", "16", "--delay", "5", "--evaluation-sequences", "64", "--threads", "1"]
 SHORT = [*TINY, "--iterations", "12", "--checkpoint-every", "4"]
 
 
-def run(*words: object) -> int:
-    return main(["train", *map(str, words)])
-
-
-def numbers(folder: Path) -> dict:
-    """All that a run measured, without its times."""
-    found = json.loads((folder / "summary.json").read_text())
-    rows = read_metrics(folder / "metrics.csv")
-    return {
-        "summary": {name: value for name, value in found.items() if name != "seconds"},
-        "rows": [{k: repr(v) for k, v in row.items() if k != "seconds"} for row in rows],  # NaN too
-        "weights": weights(folder),
-    }
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    state = torch.load(folder / "checkpoint.ckpt", weights_only=True)["state_dict"]
-    return {name: value.numpy().tobytes() for name, value in state.items()}
-
-
-class Stop(Exception):
-    pass
-
-
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Ends the run in the middle of a step, after its checkpoint if there is one."""
-    saving = Checkpointer.on_train_batch_end
-
-    def stop(self, trainer, *rest) -> None:
-        saving(self, trainer, *rest)
-        if trainer.global_step == step:
-            raise Stop
-
-    monkeypatch.setattr(Checkpointer, "on_train_batch_end", stop)
-
-
 @pytest.mark.parametrize(
     ("method", "step"), [*((name, 10) for name in fitting("sequence")), ("cwy", 8)]
 )
-def test_interrupted_and_resumed_is_uninterrupted(
-    method: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_and_resumed_is_uninterrupted(method: str, step: int, tmp_path: Path) -> None:
     """Stopped at step 10, two steps past a checkpoint, and at step 8, right after one."""
     words = ("copying", "--method", method, *SHORT)
     assert run(*words, "--output", tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, step)
-        with pytest.raises(Stop):
-            run(*words, "--output", tmp_path / "parts")
+    with interrupted_at(step):
+        run(*words, "--output", tmp_path / "parts")
     assert not (tmp_path / "parts" / "summary.json").exists()
     torch.manual_seed(12345)  # what the process drew in between is of no consequence
     assert run(*words, "--output", tmp_path / "parts", "--resume") == 0
-    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("method", ["lstm", "rgd-c-c"])
@@ -118,20 +77,16 @@ def test_killed_and_resumed_is_uninterrupted(method: str, tmp_path: Path) -> Non
     assert 40 <= done < 300
     assert run(*words, "--output", killed, "--resume") == 0
     assert run(*words, "--output", tmp_path / "whole") == 0
-    assert numbers(killed) == numbers(tmp_path / "whole")
+    assert results(killed) == results(tmp_path / "whole")
 
 
-def test_resume_takes_the_options_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_takes_the_options_of_the_run(tmp_path: Path) -> None:
     words = ("copying", "--method", "rgd-e-qr", "--seed", 3, *SHORT)
     assert run(*words, "--output", tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 5)
-        with pytest.raises(Stop):
-            run(*words, "--output", tmp_path / "parts")
+    with interrupted_at(5):
+        run(*words, "--output", tmp_path / "parts")
     assert run("copying", "--resume", "--output", tmp_path / "parts") == 0
-    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
 
 
 def test_resume_with_other_options_is_refused(
@@ -139,7 +94,7 @@ def test_resume_with_other_options_is_refused(
 ) -> None:
     folder = tmp_path / "run"
     assert run("copying", *SHORT, "--output", folder) == 0
-    before = numbers(folder)
+    before = results(folder)
     capsys.readouterr()
     for words in (["--method", "rgd-c-c"], ["--seed", 1], ["--lr", 0.5], ["--hidden", 8]):
         assert run("copying", *words, "--output", folder, "--resume") == 2
@@ -147,7 +102,7 @@ def test_resume_with_other_options_is_refused(
         assert printed.count("\n") == 1
         assert words[0].strip("-") in printed
         assert str(words[1]) in printed
-    assert numbers(folder) == before
+    assert results(folder) == before
 
 
 def test_a_finished_run_resumes_to_its_table_or_goes_on(
@@ -162,22 +117,18 @@ def test_a_finished_run_resumes_to_its_table_or_goes_on(
     assert "orthogonality error" in capsys.readouterr().out
     assert run("copying", "--output", folder, "--resume", "--iterations", 20) == 0
     assert run("copying", *SHORT, "--iterations", 20, "--output", longer) == 0
-    assert numbers(folder)["weights"] == numbers(longer)["weights"]
-    assert numbers(folder)["summary"] == numbers(longer)["summary"]
+    assert results(folder)["weights"] == results(longer)["weights"]
+    assert results(folder)["summary"] == results(longer)["summary"]
 
 
-def test_resume_before_the_first_checkpoint_starts_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_before_the_first_checkpoint_starts_over(tmp_path: Path) -> None:
     words = ("copying", *SHORT)
     assert run(*words, "--output", tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 2)
-        with pytest.raises(Stop):
-            run(*words, "--output", tmp_path / "parts")
+    with interrupted_at(2):
+        run(*words, "--output", tmp_path / "parts")
     assert not (tmp_path / "parts" / "checkpoint.ckpt").exists()
     assert run(*words, "--output", tmp_path / "parts", "--resume") == 0
-    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
 
 
 def test_a_write_that_is_cut_short_leaves_the_file_before(tmp_path: Path) -> None:
@@ -188,9 +139,9 @@ def test_a_write_that_is_cut_short_leaves_the_file_before(tmp_path: Path) -> Non
         with atomic_path(path) as temporary:
             temporary.write_text("ha")
             assert path.read_text() == "whole"
-            raise Stop
+            raise KeyError
 
-    with pytest.raises(Stop):
+    with pytest.raises(KeyError):
         cut_short()
     assert path.read_text() == "whole"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

@@ -18,7 +18,7 @@ from stiefel.errors import ConfigurationError, DataError
 from stiefel.experiments.callbacks import Checkpointer
 from stiefel.experiments.folder import RunFolder, atomic_path
 from stiefel.experiments.logs import COLUMNS, read_metrics
-from tests.small_runs import TINY, files, one_line, run
+from tests.small_runs import TINY, files, interrupted_at, one_line, run
 
 ROOT = Path(__file__).resolve().parent.parent
 DAMAGE = b"\x00\xff\xfe not what was written"
@@ -93,21 +93,11 @@ def test_a_finished_run_without_its_checkpoint_is_kept(
 def test_fewer_steps_than_are_done_change_nothing(
     finished: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     iterations: int,
 ) -> None:
     folder = finished.parent / "interrupted"
-    saving = Checkpointer.on_train_batch_end
-
-    def stop(self, trainer, *rest) -> None:
-        saving(self, trainer, *rest)
-        if trainer.global_step == 5:
-            raise KeyError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, "on_train_batch_end", stop)
-        with pytest.raises(KeyError):
-            run("copying", *TINY, "--output", folder)
+    with interrupted_at(5):
+        run("copying", *TINY, "--output", folder)
     before = files(folder)
     assert ".lock" not in before
     capsys.readouterr()

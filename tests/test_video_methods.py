@@ -15,8 +15,7 @@ from stiefel.experiments.methods import METHODS, fitting
 from stiefel.experiments.module import Experiment, build_model, orthogonality_error
 from stiefel.experiments.options import TrainOptions, make_task, resolve
 from stiefel.experiments.tasks import MovingDigits
-from tests.small_runs import run
-from tests.test_resume import Stop, interrupt_at, numbers
+from tests.small_runs import interrupted_at, results, run
 
 METHODS_OF_FRAMES = fitting("frames")
 TINY = ["--hidden", "4", "--frame-size", "16", "--frames", "4", "--evaluation-sequences", "6"]
@@ -220,15 +219,11 @@ def test_precisions(tmp_path: Path, precision: str) -> None:
     assert error < (1e-12 if precision == "64" else 1e-5)
 
 
-def test_interrupted_and_resumed_is_uninterrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
     words = ("moving-digits", "--method", "rgd-adam", *TINY)
     assert run(*words, "--output", tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 3)
-        with pytest.raises(Stop):
-            run(*words, "--output", tmp_path / "parts")
+    with interrupted_at(3):
+        run(*words, "--output", tmp_path / "parts")
     torch.manual_seed(12345)
     assert run("moving-digits", "--output", tmp_path / "parts", "--resume") == 0
-    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
