@@ -93,8 +93,10 @@ def test_prepared_once_for_many_states():
 
 
 def test_counts_and_starts():
-    attention = made(7, 5)
-    assert attention.expected_parameters() == sum(p.numel() for p in attention.parameters())
+    E, D = 7, 5
+    attention = made(E, D)
+    A = attention.score.in_features
+    assert attention.expected_parameters() == A * (E + 1) + A * (D + 1) + A
     assert attention.score.in_features == 5
     first = made(generator=torch.Generator().manual_seed(1))
     second = made(generator=torch.Generator().manual_seed(1))

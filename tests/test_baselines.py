@@ -184,7 +184,6 @@ def test_errors_of_gates_teach() -> None:
 def test_published_counts(rnn: Any, outputs: int, count: int) -> None:
     model = SequenceModel(rnn(), outputs)
     assert model.expected_parameters(effective=True) == count
-    assert model.expected_parameters() == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(

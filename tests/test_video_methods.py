@@ -151,7 +151,6 @@ def test_levels_halve_frames_down_to_eight_pixels(frame_size: int) -> None:
     task = make_task(options)
     model: Any = build_model(resolve(options, task), task)
     assert model.widths == tuple(3 * 2**k for k in range((16, 32, 64).index(frame_size) + 1))
-    assert sum(weight.numel() for weight in model.parameters()) == model.expected_parameters()
 
 
 @pytest.mark.parametrize("name", METHODS_OF_FRAMES)
