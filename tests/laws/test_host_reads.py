@@ -11,16 +11,10 @@ from stiefel import geometry
 from stiefel.optim import StiefelMuon, build
 from tests.accelerators import as_on_an_accelerator
 from tests.host_reads import HostReads
-from tests.registry import OPTIMIZERS
+from tests.registry import BY_RETRACTION
 
-#: Every retraction of every optimizer once.
-CASES = [
-    (case, manifold)
-    for case in OPTIMIZERS
-    for manifold in {(m.retraction, m.tolerance): m for m in reversed(case.manifolds)}.values()
-]
 every = pytest.mark.parametrize(
-    ("case", "manifold"), CASES, ids=[f"{c.name}-{m.retraction}" for c, m in CASES]
+    ("case", "manifold"), BY_RETRACTION, ids=[f"{c.name}-{m.retraction}" for c, m in BY_RETRACTION]
 )
 LEAVES = [
     ((), 6, 6, torch.float32),

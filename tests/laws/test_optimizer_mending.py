@@ -12,16 +12,10 @@ from stiefel import geometry
 from stiefel.optim import RGD
 from stiefel.optim.mending import onto_manifold
 from tests.accelerators import as_on_an_accelerator
-from tests.registry import DTYPES, OPTIMIZERS, SHAPES
+from tests.registry import BY_RETRACTION, DTYPES, SHAPES
 
-#: Every retraction of every optimizer once.
-CASES = [
-    (case, manifold)
-    for case in OPTIMIZERS
-    for manifold in {(m.retraction, m.tolerance): m for m in reversed(case.manifolds)}.values()
-]
 every = pytest.mark.parametrize(
-    ("case", "manifold"), CASES, ids=[f"{c.name}-{m.retraction}" for c, m in CASES]
+    ("case", "manifold"), BY_RETRACTION, ids=[f"{c.name}-{m.retraction}" for c, m in BY_RETRACTION]
 )
 LEAVES = [((), 6, 6), ((2, 3), 6, 2), ((), 24, 16)]
 RATES = (0.1, 1e2, 1e6)

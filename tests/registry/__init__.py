@@ -17,9 +17,10 @@ from tests.registry.geometry import (
 )
 from tests.registry.networks import MODELS, NETWORKS, SQUARE_VIAS, NetworkCase
 from tests.registry.operators import OPERATOR_DTYPES, OPERATORS
-from tests.registry.optimizers import OPTIMIZERS, RGD_MANIFOLDS, OptimizerCase
+from tests.registry.optimizers import BY_RETRACTION, OPTIMIZERS, RGD_MANIFOLDS, OptimizerCase
 
 __all__ = [
+    "BY_RETRACTION",
     "CHARTS",
     "DOUBLE",
     "DTYPES",

@@ -168,3 +168,10 @@ OPTIMIZERS = [
     *_NEAR,
     *_MUON,
 ]
+
+#: Every retraction of every optimizer once.
+BY_RETRACTION = [
+    (case, manifold)
+    for case in OPTIMIZERS
+    for manifold in {(m.retraction, m.tolerance): m for m in reversed(case.manifolds)}.values()
+]
