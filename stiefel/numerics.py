@@ -123,6 +123,11 @@ def tolerance(dtype: torch.dtype, n: int, p: int) -> float:
 
     Raises:
         DtypeError: If `dtype` is neither floating point nor complex.
+
+    Example:
+        >>> import torch, stiefel
+        >>> f"{stiefel.tolerance(torch.float32, 64, 16):.1e}"
+        '8.5e-06'
     """
     compute_dtype(dtype)
     base = _BASE_TOLERANCE.get(real_dtype(dtype))

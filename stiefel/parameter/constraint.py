@@ -29,6 +29,16 @@ class Constraint:
         name: Its name there.
         owners: Every (module, name) of a tied weight; ``(module, name)`` is the first.
         path: The dotted name within the model that was asked, such as ``"layers.0.weight"``.
+
+    Example:
+        >>> import torch, stiefel
+        >>> layer = stiefel.orthogonal(torch.nn.Linear(4, 4), via="cwy")
+        >>> (constraint,) = stiefel.constraints(layer)
+        >>> constraint.via, constraint.path, tuple(constraint.point.shape), len(constraint.leaves)
+        ('cwy', 'weight', (4, 4), 1)
+        >>> constraint.assign(torch.eye(4))
+        >>> bool((layer.weight - torch.eye(4)).abs().max() < 1e-5)
+        True
     """
 
     module: nn.Module
@@ -247,6 +257,15 @@ def operator(module: nn.Module, name: str = "weight") -> Operator:
 
     Raises:
         ConfigurationError: If the module has no such weight.
+
+    Example:
+        >>> import torch, stiefel
+        >>> layer = stiefel.orthogonal(torch.nn.Linear(4, 4), reflections=1, init="chart")
+        >>> Q, x = stiefel.operator(layer), torch.randn(4, 2)
+        >>> type(Q).__name__, Q.shape
+        ('CompactWY', torch.Size([4, 4]))
+        >>> torch.allclose(Q @ x, layer.weight @ x, atol=1e-5)
+        True
     """
     storage = storage_of(module, name)
     if storage is not None:

@@ -30,6 +30,13 @@ def release(model: _Module) -> _Module:
 
     Returns:
         The model, changed in place; it no longer depends on this library.
+
+    Example:
+        >>> import torch, stiefel
+        >>> layer = stiefel.orthogonal(torch.nn.Linear(4, 4))
+        >>> before = layer.weight.detach().clone()
+        >>> type(stiefel.release(layer).weight).__name__, torch.equal(layer.weight, before)
+        ('Parameter', True)
     """
     for constraint in list(constraints(model)):
         constraint.release()
@@ -65,6 +72,16 @@ def convert(
         RepresentationError: If a chart cannot hold a point; nothing is changed.
         ConfigurationError: If the model has no constrained weight, or none of that name, or the
             optimizer cannot take the leaves or is not the one that `via` names.
+
+    Example:
+        >>> import torch, stiefel
+        >>> layer = stiefel.orthogonal(torch.nn.Linear(4, 4), via="cwy")
+        >>> before = layer.weight.detach().clone()
+        >>> layer = stiefel.convert(layer, "rgd-c-c")
+        >>> [c.via for c in stiefel.constraints(layer)]
+        ['riemannian']
+        >>> bool((layer.weight - before).abs().max() < stiefel.tolerance(torch.float32, 4, 4))
+        True
     """
     check_via(via)
     if optimizer is not None:
@@ -215,6 +232,14 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         ConfigurationError: If a trainable leaf is not in the optimizer, or a torch optimizer
             would move a Riemannian leaf off its manifold.
         LostManifoldError: If a Riemannian leaf has become a plain parameter.
+
+    Example:
+        >>> import torch, stiefel
+        >>> layer = stiefel.orthogonal(torch.nn.Linear(4, 4), via="dtriv")
+        >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        >>> stiefel.attach(layer, optimizer)
+        >>> [c.storage.attached for c in stiefel.constraints(layer)]
+        [True]
     """
     check_module(model)
     _check_optimizer(optimizer)
