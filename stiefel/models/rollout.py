@@ -292,15 +292,12 @@ def rollout(
     With complex weights the states are complex, and sigma is modReLU on the modulus or the
     identity; it is computed as the real twin of twice the size (`stiefel.geometry.realify`).
 
-    One differentiable function, walked in chunks of 8 to 32 steps that stay in cache. Kept for
-    the backward pass: the hidden sequence, for ``abs`` a sign of one byte an entry, and for
-    modReLU of complex states their moduli before it; nothing else, and nothing that grows faster
-    than T. Everything is computed in full precision: autocast
-    and reduced matmul precision do not reach the recurrence, whose norms would drift. 16-bit
-    tensors are lifted to float32 and the results cast back.
-
-    A compact WY operator with fewer than H/2 columns is applied as two thin products a step and
-    never formed; any other is formed once.
+    One differentiable function, walked in chunks of 8 to 32 steps that stay in cache. It keeps
+    for its backward pass the hidden sequence, the signs of ``abs`` (a byte an entry) and the
+    moduli of complex modReLU. All is computed in full precision: autocast and reduced matmul
+    precision do not reach the recurrence, whose norms would drift; 16-bit tensors are lifted to
+    float32 and the results cast back. A compact WY operator with fewer than H/2 columns is applied
+    as two thin products a step and never formed; any other is formed once.
 
     Args:
         x: Inputs `(T, B, K)`, T >= 1; B may be 0. Real or complex where the weights are complex.
@@ -324,6 +321,7 @@ def rollout(
         DtypeError: If dtypes or devices disagree.
         UnknownNameError: If `nonlinearity` is unknown.
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In a derivative in forward mode.
     """
     if nonlinearity not in NONLINEARITIES:
         raise unknown("nonlinearity", nonlinearity, NONLINEARITIES)

@@ -56,7 +56,7 @@ def orthogonal(
 
     Args:
         module: A module with a matrix, matrices ``(..., n, p)``, or a convolution kernel.
-        name: The weight.
+        name: Name of that weight.
         via: How it is trained: a chart (a name of `stiefel.parametrizations.CHARTS`, such as
             ``"cwy"``, ``"tcwy"``, ``"matrix_exp"``, ``"cayley"``), ``"riemannian"``, a short form
             (``"rgd-c-c"``, ``"rgd-e-qr"``, ``"exprnn"``, ``"dtriv"``, ``"scornn"``, ...; an unknown
@@ -65,8 +65,7 @@ def orthogonal(
             possible; ``"chart"`` takes the chart's own start; a name of
             `stiefel.init.INITIALIZERS` (``"haar"``, ``"henaff"``, ...) or a callable
             (``stiefel.init.haar_``, ``torch.nn.init.orthogonal_``) sets a new value.
-        determinant: +1 or -1 fixes the component of a real square weight; None takes that of the
-            current value.
+        determinant: +1 or -1 fixes the component of a real square weight; None takes today's.
         view: How the tensor is a matrix: ``"matrix"``, ``"convolution"``,
             ``("convolution", scale)``, ``("blocks", count)`` or a `View`; None chooses by module.
         weight_dtype: Dtype of the emitted weight; the stored dtype by default.

@@ -54,9 +54,8 @@ def check_optimizer(
             torch's optimizer does. Those with the argument ``euclidean=`` of
             `stiefel.optim.RiemannianOptimizer` claim both.
         ambient_state: Whether averages of gradients are kept in the surrounding space by design,
-            and need not be tangent. By default what the attribute ``ambient_state`` of the
-            optimizer says, True for `stiefel.optim.RGDAdam`, `POGO` and `Landing`, and False
-            where there is none.
+            and need not be tangent. By default what an attribute of this name of the optimizer
+            says (True for `stiefel.optim.RGDAdam`, `POGO` and `Landing`), else False.
         generator: Source of randomness; the same numbers each time by default.
 
     Returns:
