@@ -178,6 +178,7 @@ def cayley_map(V: Tensor, *, flip: Tensor | None = None, negative: int = 0) -> T
     Raises:
         ShapeError: If V is not square or `flip` or `negative` does not fit.
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In forward mode.
 
     Example:
         >>> import torch

@@ -363,6 +363,7 @@ def compact_wy(
         ShapeError: If sizes disagree or there are more reflections than rows.
         DtypeError: If V is complex and there are no phases, or the reverse.
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In forward mode.
     """
     columns = check_reflections(V, phases, columns, flip)
     n, L = V.shape[-2:]

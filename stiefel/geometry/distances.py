@@ -106,6 +106,7 @@ def canonical_distance(X: Tensor, Y: Tensor) -> Tensor:
         RepresentationError: If the logarithm does not converge, or real square matrices have
             determinants of different signs.
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In forward mode.
 
     Example:
         >>> import torch
@@ -139,6 +140,7 @@ def euclidean_distance(X: Tensor, Y: Tensor) -> Tensor:
         RepresentationError: If the logarithm does not converge, or real square matrices have
             determinants of different signs.
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In forward mode.
 
     Example:
         >>> import torch

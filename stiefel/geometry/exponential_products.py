@@ -176,6 +176,7 @@ def exponential_of_coordinates(
 
     Raises:
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In forward mode.
     """
     return _exponential(V, base, max_angle)
 
@@ -197,6 +198,7 @@ def skew_exponential(
 
     Raises:
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In forward mode.
 
     Example:
         >>> import torch

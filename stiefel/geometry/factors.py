@@ -114,5 +114,6 @@ def polar_factor(Z: Tensor) -> Tensor:
     Raises:
         ShapeError: If n < p.
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In forward mode.
     """
     return _polar_factor(Z)

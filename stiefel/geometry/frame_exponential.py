@@ -248,6 +248,7 @@ def frame_exponential(Z: Tensor, B: Tensor, *, max_angle: float | None = None) -
 
     Raises:
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In forward mode.
 
     Example:
         >>> import torch

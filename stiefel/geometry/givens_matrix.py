@@ -131,5 +131,6 @@ def rotation_matrix(
 
     Raises:
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In forward mode.
     """
     return _matrix(theta, flip, n, layers, style)

@@ -271,6 +271,7 @@ def householder_product(
         ShapeError: If sizes disagree or there are more reflections than rows.
         DtypeError: If V is complex and there are no phases, or the reverse.
         DoubleBackwardError: In a second derivative.
+        ForwardModeError: In forward mode.
     """
     columns = check_reflections(V, phases, columns, flip)
     return _product(V, phases, flip, columns)

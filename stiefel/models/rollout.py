@@ -321,7 +321,7 @@ def rollout(
         DtypeError: If dtypes or devices disagree.
         UnknownNameError: If `nonlinearity` is unknown.
         DoubleBackwardError: In a second derivative.
-        ForwardModeError: In a derivative in forward mode.
+        ForwardModeError: In forward mode.
     """
     if nonlinearity not in NONLINEARITIES:
         raise unknown("nonlinearity", nonlinearity, NONLINEARITIES)
