@@ -148,16 +148,15 @@ def test_flip_negates_the_last_row_of_each_matrix():
     assert torch.equal(X[..., -1, :], Y[..., -1, :] * flip[..., None])
 
 
-@pytest.mark.parametrize(
-    "shape", [(6, 6, REAL), (6, 4, REAL, 2), (6, 6, COMPLEX), (6, 4, COMPLEX, 2)]
-)
-def test_both_layouts_of_what_is_kept_give_the_same(shape, monkeypatch):
-    n, L, dtype, *batch = shape
-    V, phases = vectors(n, L, dtype, *batch)
-    G = torch.randn(*batch, n, n, dtype=dtype)
+@pytest.mark.parametrize("shape", [(7, 7, REAL), (7, 5, REAL), (7, 7, COMPLEX), (7, 5, COMPLEX)])
+def test_a_triangular_factor_divides_in_blocks_too(shape, monkeypatch):
+    n, L, dtype = shape
+    V, phases = vectors(n, L, dtype)
+    G = torch.randn(n, n, dtype=dtype)
     results = []
-    for large in (1, 100):
-        monkeypatch.setattr("stiefel.geometry.compact_wy._LARGE", large)
+    for blocked in (100, 1):
+        monkeypatch.setattr("stiefel.geometry.linear._BLOCKED", blocked)
+        monkeypatch.setattr("stiefel.geometry.linear._WIDTH", 3)
         leaves = [x.clone().requires_grad_() for x in (V, phases) if x is not None]
         Q = compact_wy(*leaves)
         results.append([Q.detach(), *torch.autograd.grad(Q, leaves, G)])
@@ -165,10 +164,10 @@ def test_both_layouts_of_what_is_kept_give_the_same(shape, monkeypatch):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("large", [1, 100])
+@pytest.mark.parametrize("blocked", [1, 100])
 @pytest.mark.parametrize(("n", "L"), [(6, 6), (6, 2)])
-def test_operators_are_registered_properly(n, L, large, transposed, monkeypatch):
-    monkeypatch.setattr("stiefel.geometry.compact_wy._LARGE", large)
+def test_operators_are_registered_properly(n, L, blocked, transposed, monkeypatch):
+    monkeypatch.setattr("stiefel.geometry.linear._BLOCKED", blocked)
     ops = torch.ops.stiefel
     for dtype in (REAL, COMPLEX):
         V, phases = vectors(L, n, dtype, 2) if transposed else vectors(n, L, dtype, 2)

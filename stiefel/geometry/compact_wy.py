@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stiefel.errors import DtypeError, ShapeError
 from stiefel.geometry.kernel import differentiable, kernel_op
-from stiefel.geometry.linear import add_product_, adjoint
+from stiefel.geometry.linear import add_product_, adjoint, divide_by_triangle
 from stiefel.geometry.wy_factors import (
     inverse_norms,
     phase_factors,
@@ -27,9 +27,6 @@ __all__ = ["check_reflections", "compact_wy", "quick_inverse_norms", "scale_last
 #: Squared norms of reflection vectors that are far from both ends of float32.
 _TAME = (1e-30, 1e30)
 
-
-#: Rows from which a matrix that was solved for keeps the layout by columns.
-_LARGE = 768
 
 # ------------------------------------------------------------------- shared by both kernels
 
@@ -122,9 +119,9 @@ def _gradients_fake(V: Tensor, phases: Tensor | None) -> list[Tensor]:
 
 
 def _square_fake(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
-    *batch, n, L = V.shape
-    kept = V.new_empty(*batch, L, n) if n >= _LARGE else V.new_empty(*batch, n, L)
-    return V.new_empty(*batch, n, n), V.new_empty(V.shape), kept, _inverse_fake(V)
+    *batch, n, _ = V.shape
+    Q, U, Yh = V.new_empty(*batch, n, n), V.new_empty(V.shape), V.new_empty(V.shape)
+    return Q, U, Yh, _inverse_fake(V)
 
 
 @kernel_op(
@@ -133,10 +130,7 @@ def _square_fake(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple
     fake=_square_fake,
 )
 def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tuple[Tensor, ...]:
-    """Q = F (I - Y U^H); keeps U, Yh (real: Y), of large matrices the transpose of Yh, and 1 / |v|.
-
-    The solver lays Yh out by columns: large ones stay so, for the copy costs more than it gains.
-    """
+    """Q = F (I - Y U^H); keeps U, Yh (real: Y) and 1 / |v|."""
     tau = phase_factors(phases, V.dtype)
     work = torch.empty_like(V, memory_format=torch.contiguous_format)
     U, inverse = _unit_columns(V, work)
@@ -146,26 +140,23 @@ def _square_forward(V: Tensor, phases: Tensor | None, flip: Tensor | None) -> tu
     if tau is not None:
         S.mul_(tau.unsqueeze(-1))
     S.diagonal(dim1=-2, dim2=-1).copy_(wy_diagonal(U, tau))
-    Yh = torch.linalg.solve_triangular(S, U, upper=True, left=False)
-    large = U.shape[-2] >= _LARGE
-    kept = (Yh.mT if large else Yh).contiguous()
-    Yh = kept.mT if large else kept
+    Yh = divide_by_triangle(U, S)
     Y = Yh if tau is None else Yh * tau.unsqueeze(-2)
     if S.shape[-1] == U.shape[-2] and S.ndim <= 3:
         Q = add_product_(S, Y, U.mH, beta=0, alpha=-1)
     else:
         Q = (Y @ U.mH).neg_()
     Q.diagonal(dim1=-2, dim2=-1).add_(1)
-    return scale_last_row_(Q, flip), U, kept, inverse
+    return scale_last_row_(Q, flip), U, Yh, inverse
 
 
-def _square_backward_fake(G, Q, U, kept, inverse, V, phases, flip) -> list[Tensor]:
+def _square_backward_fake(G, Q, U, Yh, inverse, V, phases, flip) -> list[Tensor]:
     return _gradients_fake(V, phases)
 
 
 @kernel_op(
     "compact_wy_square_backward",
-    "(Tensor G, Tensor Q, Tensor U, Tensor kept, Tensor inverse, Tensor V, Tensor? phases,"
+    "(Tensor G, Tensor Q, Tensor U, Tensor Yh, Tensor inverse, Tensor V, Tensor? phases,"
     " Tensor? flip) -> Tensor[]",
     fake=_square_backward_fake,
 )
@@ -173,7 +164,7 @@ def _square_backward(
     G: Tensor,
     Q: Tensor,
     U: Tensor,
-    kept: Tensor,
+    Yh: Tensor,
     inverse: Tensor,
     V: Tensor,
     phases: Tensor | None,
@@ -181,7 +172,6 @@ def _square_backward(
 ) -> list[Tensor]:
     """K = G Q^H - Q G^H, dU = K Y - U striu(Y^H K Y), dphi = Im diag(Yh^H K Yh) / 2."""
     tau = phase_factors(phases, V.dtype)
-    Yh = kept.mT if U.shape[-2] >= _LARGE else kept
     M = G @ Q.mH
     adjoint_of_M = adjoint(M)
     K = M.sub_(adjoint_of_M)

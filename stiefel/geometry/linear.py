@@ -13,6 +13,7 @@ __all__ = [
     "add_product",
     "add_product_",
     "adjoint",
+    "divide_by_triangle",
     "inverse",
     "inverse_near_identity",
     "plus_product",
@@ -30,6 +31,8 @@ _TRUSTED = 64
 _FACTORS = (3, 4)
 #: Rows of a batch of matrices from which that is faster.
 _MANY = 128
+#: Columns from which a triangular factor is divided by in blocks, and how wide those are.
+_BLOCKED, _WIDTH = 384, 64
 
 
 def adjoint(A: Tensor, out: Tensor | None = None) -> Tensor:
@@ -72,6 +75,32 @@ def plus_product(Z: Tensor, X: Tensor, K: Tensor, *, beta: float = 1, alpha: flo
         return add_product(Z, X, K, beta=beta, alpha=alpha)
     Z3, X3, K3 = (A.reshape(-1, *A.shape[-2:]) for A in (Z, X, K))
     return torch.baddbmm(Z3, X3, K3, beta=beta, alpha=alpha).reshape(Z.shape)
+
+
+def divide_by_triangle(U: Tensor, S: Tensor) -> Tensor:
+    """``U S^-1`` for upper triangular S, contiguous; what is below its diagonal is not read.
+
+    A large matrix takes block columns, ``Y_j = (U_j - Y_1..j-1 S_1..j-1,j) S_jj^-1``: nearly all
+    of it is products. The inverses of the blocks S_jj must be harmless, as those of compact-WY
+    factors are, whose entries are at most 2.
+
+    Args:
+        U: Shape ``(..., n, L)``.
+        S: Shape ``(..., L, L)``.
+    """
+    if U.ndim > 2 or U.shape[-1] < _BLOCKED:
+        return torch.linalg.solve_triangular(S, U, upper=True, left=False).contiguous()
+    Y = torch.empty_like(U, memory_format=torch.contiguous_format)
+    eye = torch.eye(_WIDTH, dtype=U.dtype, device=U.device)
+    for start in range(0, U.shape[-1], _WIDTH):
+        stop = min(start + _WIDTH, U.shape[-1])
+        block = U[:, start:stop]
+        if start:
+            block = torch.addmm(block, Y[:, :start], S[:start, start:stop], alpha=-1)
+        small = eye[: stop - start, : stop - start]
+        inverse = torch.linalg.solve_triangular(S[start:stop, start:stop], small, upper=True)
+        torch.mm(block, inverse, out=Y[:, start:stop])
+    return Y
 
 
 def readable(A: Tensor) -> bool:
