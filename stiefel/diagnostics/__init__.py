@@ -14,11 +14,12 @@ from stiefel.diagnostics.checks.transport import check_transport
 from stiefel.diagnostics.differential import ChartDifferential, chart_differential
 from stiefel.diagnostics.feasibility import Feasibility, feasibility
 from stiefel.diagnostics.gradient_noise import NormEstimate, gradient_noise, squared_norm_estimate
+from stiefel.diagnostics.judgements import Judgement, Verdict
 from stiefel.diagnostics.loggers import CSVLogger, DictLogger, TensorBoardLogger
 from stiefel.diagnostics.monitor import StationarityMonitor
 from stiefel.diagnostics.monitor_report import MonitorReport
 from stiefel.diagnostics.point_gradients import PointGradient, PointGradients, point_gradients
-from stiefel.diagnostics.rates import Judgement, RateFit, Verdict, fit_rate, judge_rate
+from stiefel.diagnostics.rates import RateFit, fit_rate, judge_rate
 from stiefel.diagnostics.report import Curve, Finding, Report
 from stiefel.diagnostics.side_conditions import SideConditions
 from stiefel.diagnostics.stationarity import (

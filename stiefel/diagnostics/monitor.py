@@ -17,6 +17,7 @@ from stiefel.diagnostics import columns as names
 from stiefel.diagnostics.columns import MODEL, STEP, column
 from stiefel.diagnostics.feasibility import Feasibility
 from stiefel.diagnostics.gradient_noise import NormEstimate, gradient_noise
+from stiefel.diagnostics.judgements import Judgement
 from stiefel.diagnostics.loggers.dictionary import Logger
 from stiefel.diagnostics.monitor_report import (
     JUDGED,
@@ -37,7 +38,6 @@ from stiefel.diagnostics.monitor_rows import (
 )
 from stiefel.diagnostics.ordinary_gradients import OrdinaryGradients
 from stiefel.diagnostics.point_gradients import PointGradient, PointGradients, point_gradients
-from stiefel.diagnostics.rates import Judgement
 from stiefel.diagnostics.side_conditions import SideConditions
 from stiefel.diagnostics.skeleton import skeleton
 from stiefel.errors import ConfigurationError

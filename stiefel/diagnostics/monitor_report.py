@@ -11,7 +11,8 @@ from typing import Any
 from stiefel.diagnostics import columns as names
 from stiefel.diagnostics.columns import MODEL, STEP, column, is_column
 from stiefel.diagnostics.feasibility import Feasibility
-from stiefel.diagnostics.rates import Judgement, Verdict, judge_rate
+from stiefel.diagnostics.judgements import Judgement, Verdict
+from stiefel.diagnostics.rates import judge_rate
 from stiefel.diagnostics.report import Finding, Report
 from stiefel.errors import ConfigurationError
 

@@ -15,7 +15,7 @@ from stiefel.diagnostics.judgements import Advice, Judgement, Verdict
 from stiefel.diagnostics.turns import lasts, turn
 from stiefel.errors import ConfigurationError, DataError, ShapeError
 
-__all__ = ["Judgement", "RateFit", "Verdict", "fit_rate", "judge_rate"]
+__all__ = ["RateFit", "fit_rate", "judge_rate"]
 
 #: Waves that carry the estimate of the noise, and so the degrees of freedom of the interval.
 _WAVES = 8
