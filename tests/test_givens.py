@@ -30,6 +30,8 @@ LAYERS = [
     (4, 5, "fft"),
     (1, 1, "fft"),
 ]
+#: Also as many layers that there are more angles than entries of the matrix.
+MANY_LAYERS = [*LAYERS, (7, 9, "tunable"), (3, 11, "tunable"), (4, 9, "fft")]
 
 
 def pairs_of(n, k, style):
@@ -115,7 +117,7 @@ class TestAgainstBlockMatrices:
 
 
 class TestMatrices:
-    @pytest.mark.parametrize(("n", "layers", "style"), [*LAYERS, (7, 9, "tunable")])
+    @pytest.mark.parametrize(("n", "layers", "style"), MANY_LAYERS)
     @pytest.mark.parametrize("count", [0, 3, 20])  # on both sides of the size of the matrices
     def test_matrices_and_their_gradients(self, n, layers, style, count):
         (theta,) = random_angles((count,), n, layers, style, REAL)

@@ -99,7 +99,8 @@ def _backward(
         if f is not None:  # F K F
             K[-1].mul_(f)
             K[:, -1].mul_(f)
-        entries = M.view(n * n, -1)[: len(th)]  # M is not needed any more
+        # M is not needed any more; it has no room for the angles of more than 2 n layers
+        entries = M.view(n * n, -1)[: len(th)] if len(th) <= n * n else torch.empty_like(th)
         results.append(skew_sweep(K, steps, shears(th, None, steps, n), entries).mT.contiguous())
     return [_joined(results).view(theta.shape)]
 
