@@ -183,10 +183,12 @@ class CombinedOptimizer(torch.optim.Optimizer):
             moving.forget(gone)
         self._surveyed = False
 
-    def check_exchange(self, new: Iterable[Tensor], *, riemannian: bool) -> None:
+    def check_exchange(
+        self, old: Iterable[Tensor], new: Iterable[Tensor], *, riemannian: bool
+    ) -> None:
         """Raises what `exchange` would raise for these leaves; changes nothing."""
         if riemannian and isinstance(self.riemannian, RiemannianOptimizer):
-            self.riemannian.check_exchange(new)
+            self.riemannian.check_exchange((), new)  # they join its first group
 
     # -- checks -----------------------------------------------------------------------------------
     def check(self) -> None:

@@ -175,12 +175,13 @@ class GroupedLeaves(torch.optim.Optimizer):
                 ``euclidean=``.
         """
         gone = {id(leaf) for leaf in old}
-        group = next(
-            (g for g in self.param_groups if any(id(x) in gone for x in g["params"])),
-            self.param_groups[0],
-        )
-        self.accept(new, group)
+        self.accept(new, self._group_of(gone))
         self.forget(gone)
+
+    def _group_of(self, ids: set[int]) -> dict[str, Any]:
+        """The first group that holds one of the leaves, or the first of all."""
+        held = (g for g in self.param_groups if any(id(x) in ids for x in g["params"]))
+        return next(held, self.param_groups[0])
 
     def accept(self, new: Iterable[Tensor], group: dict[str, Any]) -> None:
         """Adds leaves to a group that is there already, after checking them."""
@@ -190,9 +191,12 @@ class GroupedLeaves(torch.optim.Optimizer):
         group["params"] = [*group["params"], *new]
         self._remember_points()
 
-    def check_exchange(self, new: Iterable[Tensor], *, riemannian: bool = True) -> None:
+    def check_exchange(
+        self, old: Iterable[Tensor], new: Iterable[Tensor], *, riemannian: bool = True
+    ) -> None:
         """Raises what `exchange` would raise for these leaves; changes nothing."""
-        self._check_group({**self.param_groups[0], "params": list(new)})
+        group = self._group_of({id(leaf) for leaf in old})
+        self._check_group({**group, "params": list(new)})
 
     def forget(self, gone: set[int]) -> None:
         """Drops the leaves whose ids are given, and their states."""

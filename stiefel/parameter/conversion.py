@@ -181,7 +181,13 @@ def _check_exchange(
         _check_named(optimizer, storage.chart.made_for)
     accepts = getattr(optimizer, "check_exchange", None)
     if accepts is not None:
-        accepts(storage.originals, riemannian=isinstance(storage.chart, Riemannian))
+        riemannian = isinstance(storage.chart, Riemannian)
+        accepts(constraint.leaves, storage.originals, riemannian=riemannian)
+    elif isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigurationError(
+            f"LBFGS keeps its own list of parameters and cannot take new leaves for "
+            f"{constraint.path}: convert without optimizer=, and make a new one"
+        )
 
 
 def _check_named(optimizer: torch.optim.Optimizer, named: str | None) -> None:
@@ -210,9 +216,10 @@ def _exchange(
         return
     gone = {id(leaf) for leaf in old}
     for group in optimizer.param_groups:
+        group.pop("param_names", None)  # they would name the wrong leaves
         kept = [p for p in group["params"] if id(p) not in gone]
-        if len(kept) < len(group["params"]):
-            group["params"] = kept + new
+        if len(kept) < len(group["params"]):  # the first group that held one takes them
+            group["params"], new = kept + new, []
     for leaf in old:
         optimizer.state.pop(leaf, None)
 

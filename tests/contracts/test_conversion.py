@@ -128,6 +128,48 @@ class TestWrongOptimizers:
             trained(2).load_state_dict(trained(3).state_dict())
 
 
+class TestGroups:
+    def two_leaves(self):
+        linear = nn.Linear(4, 4, bias=False, dtype=torch.complex128)
+        return stiefel.orthogonal(linear, via="cwy")
+
+    def test_new_leaves_join_one_group(self):
+        layer = self.two_leaves()
+        optimizer = torch.optim.SGD([{"params": [leaf]} for leaf in layer.parameters()], lr=0.1)
+        assert len(optimizer.param_groups) > 1
+        stiefel.convert(layer, "matrix_exp", optimizer=optimizer)
+        held = [leaf for group in optimizer.param_groups for leaf in group["params"]]
+        assert [id(leaf) for leaf in held] == [id(leaf) for leaf in layer.parameters()]
+
+    def test_names_of_leaves_that_are_gone_go_too(self):
+        layer = self.two_leaves()
+        optimizer = torch.optim.SGD(layer.named_parameters(), lr=0.1)
+        stiefel.convert(layer, "matrix_exp", optimizer=optimizer)
+        (group,) = optimizer.state_dict()["param_groups"]
+        assert len(group.get("param_names", group["params"])) == len(group["params"])
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    def test_a_group_that_refuses_a_leaf_refuses_before_anything_is_changed(self):
+        model = nn.Sequential(square("rgd-c-c"), square("cwy"))
+        groups = [{"params": [leaf]} for leaf in model.parameters()]
+        groups[-1]["weight_decay"] = 0.1
+        optimizer = stiefel.optim.RGD(groups, lr=0.1, euclidean="sgd")
+        leaves = list(model.parameters())
+        with pytest.raises(ConfigurationError, match="weight_decay=0"):
+            stiefel.convert(model, "riemannian", optimizer=optimizer)
+        assert all(a is b for a, b in zip(model.parameters(), leaves, strict=True))
+        held = [leaf for group in optimizer.param_groups for leaf in group["params"]]
+        assert all(a is b for a, b in zip(held, leaves, strict=True))
+
+    def test_lbfgs_holds_its_leaves_for_good(self):
+        layer = square("cwy")
+        leaves = list(layer.parameters())
+        optimizer = torch.optim.LBFGS(layer.parameters())
+        with pytest.raises(ConfigurationError, match=r"LBFGS .* make a new one"):
+            stiefel.convert(layer, "matrix_exp", optimizer=optimizer)
+        assert all(a is b for a, b in zip(layer.parameters(), leaves, strict=True))
+
+
 class TestConstrainingAgain:
     def test_goes_on_from_the_point_with_its_view(self):
         cell = nn.LSTMCell(3, 5, dtype=torch.float64)
