@@ -285,15 +285,22 @@ class ConstraintList(parametrize.ParametrizationList):
         )
         if wrong is not None:
             error_msgs.append(f"{path_of(prefix)}: {wrong}")
-            for key, kept in self.chart.state_dict(prefix=f"{prefix}0.").items():
-                if key in state_dict:
-                    state_dict[key] = kept  # torch goes on to the chart, whose buffers stay too
+            self._keep_chart(state_dict, prefix)
             return
+        before = len(missing_keys) + len(error_msgs)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+        if len(missing_keys) + len(error_msgs) > before:  # coordinates belong to their chart
+            self._keep_chart(state_dict, prefix)
         self._restore()
         self._polish()
+
+    def _keep_chart(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Lets torch, which goes on to the chart, find the buffers there that it has now."""
+        for key, kept in self.chart.state_dict(prefix=f"{prefix}0.").items():
+            if key in state_dict:
+                state_dict[key] = kept
 
 
 def check_tensor(value: object) -> None:

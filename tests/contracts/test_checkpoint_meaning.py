@@ -99,3 +99,24 @@ def test_a_checkpoint_of_torchs_own_orthogonal_is_refused_with_the_way(options):
     stiefel.orthogonal(theirs, **options)
     layer.load_state_dict(theirs.state_dict())
     assert torch.equal(layer.weight, theirs.weight)
+
+
+@pytest.mark.parametrize("via", ["matrix_exp", "cwy"])
+@pytest.mark.parametrize("wrong", ["missing", "of another shape"])
+def test_coordinates_that_do_not_come_leave_the_chart_as_it_is(via, wrong):
+    """A base without its coordinates, or the flip, would be another weight."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4, bias=False, dtype=torch.float64) for _ in range(2)]
+    for layer, sign in zip(layers, (-1, 1), strict=True):
+        stiefel.orthogonal(layer, via=via, init="haar", determinant=sign)
+        layer.parametrizations.weight.determinant = None
+    source, target = layers
+    state, before = source.state_dict(), target.weight.detach().clone()
+    coordinates = state.pop("parametrizations.weight.original")
+    if wrong == "missing":
+        assert target.load_state_dict(state, strict=False).missing_keys
+    else:
+        state["parametrizations.weight.original"] = coordinates[:, :3]
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            target.load_state_dict(state)
+    assert torch.equal(target.weight, before)
