@@ -83,6 +83,36 @@ def test_frozen_parameters_and_sparse_gradients() -> None:
     assert TOTAL not in monitor.records[1]
 
 
+@pytest.mark.parametrize("sparse_first", [True, False])
+def test_sparse_and_dense_gradients_of_one_parameter_add_up(sparse_first: bool) -> None:
+    embedding = nn.Embedding(5, 3, sparse=True)
+    losses = [
+        lambda: embedding(torch.tensor([1, 1, 4])).square().sum(),
+        lambda: embedding.weight.sin().sum(),
+    ]
+    monitor = StationarityMonitor(embedding, 1, unconstrained=True)
+    with monitor:
+        for loss in losses if sparse_first else losses[::-1]:
+            embedding.zero_grad()  # torch itself adds up in one order only
+            loss().backward()
+    W = embedding.weight
+    G = torch.autograd.grad(sum(loss() for loss in losses), W)[0]
+    value = float(G.to_dense().double().norm())
+    assert monitor.records[0][TOTAL] == pytest.approx(value, rel=1e-6)
+
+
+def test_lazy_layers_are_watched_from_their_second_step_on() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), stiefel.orthogonal(nn.Linear(4, 4)))
+    monitor = StationarityMonitor(model, 1)
+    for _ in range(2):
+        with monitor:
+            model(torch.randn(3, 5)).square().sum().backward()
+    first, second = monitor.records
+    assert math.isnan(first[TOTAL])
+    assert first["model/euclidean_norm"] >= 0
+    assert second[TOTAL] > second["model/euclidean_norm"]
+
+
 def test_an_exception_leaves_no_hook() -> None:
     model = free()
     monitor = StationarityMonitor(model, 1, unconstrained=True)

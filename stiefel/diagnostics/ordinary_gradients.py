@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from stiefel.numerics import double_dtype
 from stiefel.parameter import constraints
@@ -20,17 +21,21 @@ class OrdinaryGradients:
     What was in ``.grad`` before, and what is done to it afterwards (clipping, averages over
     processes), has no part in it. On leaving the block the hooks are gone.
 
+    A parameter of a lazy layer that has no shape yet when the block begins takes no hook.
+
     Args:
         model: Any module.
     """
 
     def __init__(self, model: nn.Module) -> None:
         constrained = {id(leaf) for each in constraints(model) for leaf in each.leaves}
-        self._parameters = [
+        trained = [
             parameter
             for parameter in model.parameters()
             if parameter.requires_grad and id(parameter) not in constrained
         ]
+        self._parameters = [p for p in trained if not isinstance(p, UninitializedParameter)]
+        self._unseen = len(self._parameters) < len(trained)
         self._sums: dict[int, Tensor] = {}
         self._handles: list[Any] = []
 
@@ -40,7 +45,7 @@ class OrdinaryGradients:
             def add(gradient: Tensor, place: int = place) -> None:
                 found = gradient.detach()
                 before = self._sums.get(place)
-                self._sums[place] = found.clone() if before is None else before + found
+                self._sums[place] = found.clone() if before is None else _sum(before, found)
 
             self._handles.append(parameter.register_hook(add))
         return self
@@ -57,11 +62,18 @@ class OrdinaryGradients:
             scale: What the loss was multiplied by.
 
         Returns:
-            The norm; None where no gradient has reached any.
+            The norm; None where no gradient has reached any, NaN where some could not be seen.
         """
+        if self._unseen:
+            return math.nan
         if not self._sums:
             return None
         return math.hypot(*map(_norm, self._sums.values())) / scale
+
+
+def _sum(before: Tensor, found: Tensor) -> Tensor:
+    """Their sum; torch adds a sparse tensor to a dense one, not a dense one to a sparse."""
+    return found + before if before.is_sparse else before + found
 
 
 @torch.no_grad()
