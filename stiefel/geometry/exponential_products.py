@@ -66,7 +66,8 @@ def _forward(V: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[T
 def _forward_body(V: Tensor, base: Tensor | None, max_angle: float | None) -> tuple[Tensor, ...]:
     polynomial = _polynomial_for(V.dtype)
     tame = max_angle is None and moderate(V)
-    A = skew_from_coordinates(V if tame else saturated(V, SATURATION[V.dtype]))
+    work = torch.empty_like(V, memory_format=torch.contiguous_format)
+    A = skew_from_coordinates(V if tame else saturated(V, SATURATION[V.dtype]), work)
     norm, A2 = norm_and_square(A, scaled=not tame)
     if max_angle is None:
         s = halvings(norm, polynomial.reach)
@@ -78,10 +79,10 @@ def _forward_body(V: Tensor, base: Tensor | None, max_angle: float | None) -> tu
         factor = (bound / norm).clamp_max(1) / 2**s
     if scaled:
         A, A2 = scale(A, factor), None if A2 is None else scale(A2, factor.square())
-    work = torch.empty_like(A)
     E0, A2, A3, A6 = polynomial.evaluate(A, A2, work)
     E = squarings(E0, s)[-1]
-    return refine(E if base is None else base @ E, work), A, A2, A3, A6, factor
+    X, free = (E, work) if base is None else (torch.matmul(base, E, out=work), E)
+    return refine(X, free), A, A2, A3, A6, factor
 
 
 def _backward_fake(G, A, A2, A3, A6, factor, V, base, max_angle) -> list[Tensor]:
@@ -147,7 +148,7 @@ def _backward_body(
     M = add_product_(G1, A, P.sub_(G2).add_(half, alpha=0.5))
     D = M.sub_(adjoint(M, free))
     D = scale(D, factor) if scaled else D
-    return (skew_to_coordinates(D),)
+    return (skew_to_coordinates(D, D),)
 
 
 _exponential = differentiable(_forward, _backward, name="exponential_of_coordinates")
