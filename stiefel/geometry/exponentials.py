@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stiefel.geometry.guard import guarded
+from stiefel.geometry.linear import matrix_exponential
 from stiefel.geometry.tangent import skew
 
 __all__ = ["EXPONENTIALS", "canonical_exponential", "euclidean_exponential"]
@@ -21,12 +22,12 @@ def _phi1(M: Tensor) -> Tensor:
     identity = torch.eye(k, dtype=M.dtype, device=M.device).expand_as(M)
     top = torch.cat([M, identity], dim=-1)
     block = torch.cat([top, torch.zeros_like(top)], dim=-2)
-    return torch.linalg.matrix_exp(block)[..., :k, k:]
+    return matrix_exponential(block)[..., :k, k:]
 
 
 def _square_exponential(X: Tensor, u: Tensor) -> Tensor:
     """Both metrics agree on square matrices: X exp(X^H u)."""
-    return X @ torch.linalg.matrix_exp(skew(X.mH @ u))
+    return X @ matrix_exponential(skew(X.mH @ u))
 
 
 @guarded
@@ -71,7 +72,7 @@ def euclidean_exponential(X: Tensor, u: Tensor) -> Tensor:
     U = torch.cat([u, X], dim=-1)
     V = torch.cat([X, -u], dim=-1)
     ahead = X + U @ (_phi1(V.mH @ U) @ (V.mH @ X))
-    return ahead @ torch.linalg.matrix_exp(-A)
+    return ahead @ matrix_exponential(-A)
 
 
 #: The exponential of each metric.

@@ -16,6 +16,7 @@ __all__ = [
     "divide_by_triangle",
     "inverse",
     "inverse_near_identity",
+    "matrix_exponential",
     "plus_product",
     "readable",
     "saturated",
@@ -101,6 +102,18 @@ def divide_by_triangle(U: Tensor, S: Tensor) -> Tensor:
         inverse = torch.linalg.solve_triangular(S[start:stop, start:stop], small, upper=True)
         torch.mm(block, inverse, out=Y[:, start:stop])
     return Y
+
+
+def matrix_exponential(A: Tensor) -> Tensor:
+    """e^A of any square matrices, shape ``(..., k, k)``, to rounding.
+
+    With torch 2.13 `torch.linalg.matrix_exp` takes too low a degree for a single float64 matrix
+    of norm 0.01 to 0.1, an error of 2e-10; in a batch it is right. A zero matrix makes a batch.
+    """
+    if A.shape[:-2].numel() != 1:
+        return torch.linalg.matrix_exp(A)
+    pair = torch.stack([A.reshape(A.shape[-2:]), torch.zeros_like(A.reshape(A.shape[-2:]))])
+    return torch.linalg.matrix_exp(pair)[0].reshape(A.shape)
 
 
 def readable(A: Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stiefel.errors import RepresentationError, ShapeError
 from stiefel.geometry.guard import check_point_shape
+from stiefel.geometry.linear import matrix_exponential
 from stiefel.geometry.polish import polish
 from stiefel.numerics import compute_dtype, double_dtype, full_precision
 
@@ -93,7 +94,7 @@ def _one_unitary(Q: Tensor) -> Tensor:
 def _one_unitary_checked(Q: Tensor) -> tuple[Tensor, float]:
     """The logarithm of Q and the largest entry of exp(A) - Q."""
     A = _one_unitary(Q)
-    return A, float((torch.linalg.matrix_exp(A) - Q).abs().amax())
+    return A, float((matrix_exponential(A) - Q).abs().amax())
 
 
 @torch.no_grad()
@@ -174,11 +175,11 @@ def canonical_frame(B: Tensor, X: Tensor) -> tuple[Tensor, float]:
             change = float((previous.conj() * (previous - C)).sum().real)
             size = float(previous.abs().square().sum())
             step = min(max(step * size / change, 1.0), _LONGEST) if change > 0 else 1.0
-        V[:, p:] = V[:, p:] @ torch.linalg.matrix_exp(-step * C)
+        V[:, p:] = V[:, p:] @ matrix_exponential(-step * C)
         previous, A = C, _one_unitary(V)
     residual = float(A[p:, p:].abs().amax())
     A[p:, p:] = 0
-    ours = torch.cat([B, Q], dim=-1) @ torch.linalg.matrix_exp(A)[:, :p]
+    ours = torch.cat([B, Q], dim=-1) @ matrix_exponential(A)[:, :p]
     residual = max(residual, float((ours - X).abs().amax()))
     refuse(X.shape[-2], p, residual)
     return B @ A[:p, :p] + Q @ A[p:, :p], residual

@@ -189,6 +189,19 @@ class TestExponentials:
         )
 
 
+@pytest.mark.parametrize("metric", geometry.EXPONENTIALS)
+@pytest.mark.parametrize("angle", [1e-3, 0.02, 0.05, 0.09, 0.3, 2.0])
+def test_small_single_turns_are_exact(metric, angle, device):
+    """A single float64 matrix of norm 0.05 is where torch's matrix exponential loses six digits."""
+    c, s = math.cos(angle), math.sin(angle)
+    turn = torch.tensor([[c, -s], [s, c]], dtype=torch.float64, device=device)
+    u = torch.tensor([[0.0, -angle], [angle, 0.0]], dtype=torch.float64, device=device)
+    exp = geometry.EXPONENTIALS[metric]
+    assert (exp(torch.eye(2, dtype=torch.float64, device=device), u) - turn).abs().max() < 1e-15
+    ahead = exp(torch.eye(3, 2, dtype=torch.float64, device=device), torch.cat([u, 0 * u[:1]]))
+    assert (ahead[:2] - turn).abs().max() < 2e-15
+
+
 class TestTransports:
     @pytest.mark.parametrize("name", TRANSPORTS)
     def test_lands_in_the_tangent_space_and_is_linear(self, name, shape, dtype, device):
