@@ -77,8 +77,9 @@ class RiemannianOptimizer(GroupedLeaves):
     Args:
         params: Parameters or groups, as for torch.
         defaults: Defaults of the groups; ``lr`` and ``maximize`` at least.
-        euclidean: What to do with ordinary parameters: None refuses them, ``"sgd"`` and
-            ``"adam"`` step them bit for bit as torch does with the group's options.
+        euclidean: What to do with ordinary parameters: None refuses them, ``"sgd"`` steps them
+            bit for bit as `torch.optim.SGD` does with the group's options, ``"adam"`` as
+            `torch.optim.Adam`.
         skip_nonfinite: See above.
     """
 

@@ -16,6 +16,7 @@ from stiefel.numerics import compute_dtype
 __all__ = [
     "all_finite",
     "check_kind",
+    "check_stiefel",
     "lost_manifold_error",
     "non_finite_error",
     "off_manifold",
@@ -91,6 +92,27 @@ def check_kind(leaf: Tensor, before: torch.dtype, describe: Callable[[Tensor], s
             f"dtype {leaf.dtype}: the optimizer's averages of its gradients cannot be made {kind}. "
             "Nothing was changed. Make the optimizer again"
         )
+
+
+def check_stiefel(
+    optimizer: str, leaf: Tensor, manifold: Manifold, describe: Callable[[Tensor], str]
+) -> Stiefel:
+    """The manifold of a leaf, for optimizers that know `stiefel.Stiefel` only.
+
+    Args:
+        optimizer: Name of the optimizer.
+        leaf: The parameter.
+        manifold: Its manifold.
+        describe: How to call it.
+
+    Raises:
+        ConfigurationError: If it is another one.
+    """
+    if not isinstance(manifold, Stiefel):
+        raise ConfigurationError(
+            f"{optimizer} moves parameters on stiefel.Stiefel, got {describe(leaf)} on {manifold}"
+        )
+    return manifold
 
 
 def non_finite_error(leaves: Sequence[Tensor], describe: Callable[[Tensor], str]) -> NonFiniteError:

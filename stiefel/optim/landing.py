@@ -116,13 +116,12 @@ class Landing(NearManifold):
         nesterov: Whether to use Nesterov's momentum.
         radius: Bound on ``|X^H X - I|_F``, between 0 and 1.
         maximize: Whether to ascend.
-        euclidean: Ordinary parameters: None refuses them, ``"sgd"`` steps them as
-            `torch.optim.SGD` with the group's options does, ``"adam"`` as `torch.optim.Adam`.
+        euclidean: None, ``"sgd"`` or ``"adam"``, for ordinary ones: see `RiemannianOptimizer`.
         weight_decay: For ordinary parameters; must be 0 in a group with manifold parameters.
         betas: For ``euclidean="adam"``.
         eps: For ``euclidean="adam"``.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
-            of an error; nothing is then read from an accelerator.
+            of an error: see `RiemannianOptimizer`.
 
     Raises:
         ConfigurationError: If options do not go together, a manifold allows less than `radius`,

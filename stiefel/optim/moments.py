@@ -16,6 +16,7 @@ __all__ = [
     "above_rounding",
     "bias_correction",
     "check_betas",
+    "check_eps",
     "check_momentum",
     "heavy_ball",
     "saturated_average",
@@ -60,6 +61,19 @@ def check_betas(betas: Any) -> None:
         first = second = math.nan
     if not (0 <= first < 1 and 0 <= second < 1):
         raise ConfigurationError(f"expected betas, two numbers in [0, 1), got {betas!r}")
+
+
+def check_eps(eps: float, where: str) -> None:
+    """Raises `ConfigurationError` unless `eps` is positive, as steps of points need it.
+
+    Args:
+        eps: What is added to the root of a second moment.
+        where: When that is needed, such as ``" with base='adam'"``; empty for always.
+    """
+    if not eps > 0:
+        raise ConfigurationError(
+            f"expected eps > 0{where}, got {eps}: a zero gradient would be divided by zero"
+        )
 
 
 def bias_correction(beta: float, step: Tensor) -> Tensor | float:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError, unknown
 from stiefel.geometry import projection_transport
-from stiefel.manifolds import Manifold, Stiefel
+from stiefel.manifolds import Manifold
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal, StateKind
+from stiefel.optim.checks import check_stiefel
 from stiefel.optim.moments import check_momentum, heavy_ball
 from stiefel.optim.steepest import (
     projected_direction,
@@ -56,13 +57,12 @@ class StiefelMuon(RiemannianOptimizer):
         direction: ``"steepest"`` or ``"projected"``, see above.
         iterations: Iterations of the dual ascent, at least 1.
         maximize: Whether to ascend.
-        euclidean: Ordinary parameters: None refuses them, ``"sgd"`` steps them as
-            `torch.optim.SGD` with the group's options does, ``"adam"`` as `torch.optim.Adam`.
+        euclidean: None, ``"sgd"`` or ``"adam"``, for ordinary ones: see `RiemannianOptimizer`.
         weight_decay: For ordinary parameters; must be 0 in a group with manifold parameters.
         betas: For ``euclidean="adam"``.
         eps: For ``euclidean="adam"``.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
-            of an error; nothing is then read by the host to decide it.
+            of an error: see `RiemannianOptimizer`.
 
     Raises:
         ConfigurationError: If options do not go together, a parameter is on another manifold than
@@ -128,11 +128,7 @@ class StiefelMuon(RiemannianOptimizer):
 
     def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
         super()._check_manifold_leaf(leaf, manifold, group)
-        if not isinstance(manifold, Stiefel):
-            raise ConfigurationError(
-                f"StiefelMuon moves parameters on stiefel.Stiefel, got {self.describe(leaf)} on "
-                f"{manifold}"
-            )
+        check_stiefel("StiefelMuon", leaf, manifold, self.describe)
 
     def _state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
         return {"momentum_buffer": "point"} if group["momentum"] != 0 else {}

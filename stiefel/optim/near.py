@@ -12,8 +12,9 @@ from stiefel.errors import ConfigurationError
 from stiefel.geometry import orthonormality_residual
 from stiefel.geometry.gram import gram
 from stiefel.geometry.linear import plus_product
-from stiefel.manifolds import Manifold, Stiefel
+from stiefel.manifolds import Manifold
 from stiefel.optim.base import RiemannianOptimizer
+from stiefel.optim.checks import check_stiefel
 from stiefel.optim.groups import manifold_of
 
 __all__ = [
@@ -121,12 +122,8 @@ class NearManifold(RiemannianOptimizer):
     def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
         super()._check_manifold_leaf(leaf, manifold, group)
         name, reach = type(self).__name__, self._reach(group)
-        if not isinstance(manifold, Stiefel):
-            raise ConfigurationError(
-                f"{name} moves parameters on stiefel.Stiefel, got {self.describe(leaf)} on "
-                f"{manifold}"
-            )
-        bound = manifold.tolerance_for(leaf.dtype, *leaf.shape[-2:])
+        stiefel = check_stiefel(name, leaf, manifold, self.describe)
+        bound = stiefel.tolerance_for(leaf.dtype, *leaf.shape[-2:])
         enough = f"{min(1.05 * reach, 0.99):.2g}"
         if bound < reach < float("inf"):
             raise ConfigurationError(

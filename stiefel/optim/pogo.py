@@ -17,6 +17,7 @@ from stiefel.optim.moments import (
     above_rounding,
     bias_correction,
     check_betas,
+    check_eps,
     check_momentum,
     heavy_ball,
     saturated_average,
@@ -181,11 +182,10 @@ class POGO(NearManifold):
         corrections: Normal corrections after each tangent step, at least 1.
         max_step: Largest ``|eta Phi|_2``, at most 1; None for no bound, then diverging is possible.
         maximize: Whether to ascend.
-        euclidean: Ordinary parameters: None refuses them, ``"sgd"`` steps them as
-            `torch.optim.SGD` with the group's options does, ``"adam"`` as `torch.optim.Adam`.
+        euclidean: None, ``"sgd"`` or ``"adam"``, for ordinary ones: see `RiemannianOptimizer`.
         weight_decay: For ordinary parameters; must be 0 in a group with manifold parameters.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
-            of an error; nothing is then read from an accelerator.
+            of an error: see `RiemannianOptimizer`.
 
     Raises:
         ConfigurationError: If options do not go together, a manifold allows less than the bound,
@@ -263,11 +263,8 @@ class POGO(NearManifold):
 
     def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
         super()._check_manifold_leaf(leaf, manifold, group)
-        if group["base"] == "adam" and not group["eps"] > 0:
-            raise ConfigurationError(
-                f"expected eps > 0 with base='adam', got {group['eps']}: a zero gradient would be "
-                "divided by zero"
-            )
+        if group["base"] == "adam":
+            check_eps(group["eps"], " with base='adam'")
 
     def _reach(self, group: Mapping[str, Any]) -> float:
         if group["max_step"] is None:

@@ -39,13 +39,12 @@ class RGD(RiemannianOptimizer):
             manifolds of other libraries, their own ``retr_transp``), or ``"cayley"``, isometric,
             for `stiefel.Stiefel` with the Cayley retraction.
         maximize: Whether to ascend.
-        euclidean: Ordinary parameters: None refuses them, ``"sgd"`` steps them as
-            `torch.optim.SGD` with the group's options does, ``"adam"`` as `torch.optim.Adam`.
+        euclidean: None, ``"sgd"`` or ``"adam"``, for ordinary ones: see `RiemannianOptimizer`.
         weight_decay: For ordinary parameters; must be 0 in a group with manifold parameters.
         betas: For ``euclidean="adam"``.
         eps: For ``euclidean="adam"``.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
-            of an error; nothing is then read by the host to decide it.
+            of an error: see `RiemannianOptimizer`.
 
     Raises:
         ConfigurationError: If options do not go together, or an ordinary parameter comes without

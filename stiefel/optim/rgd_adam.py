@@ -13,7 +13,7 @@ from stiefel.geometry.skew_step import bounded_cayley_step, bounded_sweep_step
 from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal, StateKind
-from stiefel.optim.moments import bias_correction, check_betas, saturated_average
+from stiefel.optim.moments import bias_correction, check_betas, check_eps, saturated_average
 
 __all__ = ["RGDAdam"]
 
@@ -55,11 +55,10 @@ class RGDAdam(RiemannianOptimizer):
         iterations: None for the exact Cayley step, or a number of sweeps.
         amsgrad: Whether v is replaced by its maximum so far.
         maximize: Whether to ascend.
-        euclidean: Ordinary parameters: None refuses them, ``"sgd"`` steps them as
-            `torch.optim.SGD` with the group's options does, ``"adam"`` as `torch.optim.Adam`.
+        euclidean: None, ``"sgd"`` or ``"adam"``, for ordinary ones: see `RiemannianOptimizer`.
         weight_decay: For ordinary parameters; must be 0 in a group with manifold parameters.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
-            of an error; nothing is then read from an accelerator.
+            of an error: see `RiemannianOptimizer`.
 
     Raises:
         ConfigurationError: If options are out of range or do not go together, or a parameter is on
@@ -125,10 +124,7 @@ class RGDAdam(RiemannianOptimizer):
 
     def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
         super()._check_manifold_leaf(leaf, manifold, group)
-        if not group["eps"] > 0:
-            raise ConfigurationError(
-                f"expected eps > 0, got {group['eps']}: a zero gradient would be divided by zero"
-            )
+        check_eps(group["eps"], "")
         if not (isinstance(manifold, Stiefel) and manifold.retraction == "cayley"):
             raise ConfigurationError(
                 "RGDAdam steps along a Cayley transform: expected a parameter on "

@@ -13,7 +13,13 @@ from stiefel.manifolds import Manifold, Stiefel
 from stiefel.optim.base import RiemannianOptimizer
 from stiefel.optim.batches import Batch, Proposal, StateKind
 from stiefel.optim.carrying import check_transport, check_transport_on, move_and_carry
-from stiefel.optim.moments import above_rounding, bias_correction, check_betas, saturated_average
+from stiefel.optim.moments import (
+    above_rounding,
+    bias_correction,
+    check_betas,
+    check_eps,
+    saturated_average,
+)
 
 __all__ = ["RiemannianAdam"]
 
@@ -43,11 +49,10 @@ class RiemannianAdam(RiemannianOptimizer):
             other libraries, their own ``retr_transp``), or ``"cayley"``, isometric, for
             `stiefel.Stiefel` with the Cayley retraction.
         maximize: Whether to ascend.
-        euclidean: Ordinary parameters: None refuses them, ``"sgd"`` steps them as
-            `torch.optim.SGD` with the group's options does, ``"adam"`` as `torch.optim.Adam`.
+        euclidean: None, ``"sgd"`` or ``"adam"``, for ordinary ones: see `RiemannianOptimizer`.
         weight_decay: For ordinary parameters; must be 0 in a group with manifold parameters.
         skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, instead
-            of an error; nothing is then read by the host to decide it.
+            of an error: see `RiemannianOptimizer`.
 
     Raises:
         ConfigurationError: If options are out of range or do not go together.
@@ -105,11 +110,7 @@ class RiemannianAdam(RiemannianOptimizer):
 
     def _check_manifold_leaf(self, leaf: Tensor, manifold: Manifold, group: dict[str, Any]) -> None:
         super()._check_manifold_leaf(leaf, manifold, group)
-        if not group["eps"] > 0:
-            raise ConfigurationError(
-                f"expected eps > 0 for a parameter on a manifold, got {group['eps']}: a zero "
-                "gradient would be divided by zero"
-            )
+        check_eps(group["eps"], " for a parameter on a manifold")
         check_transport_on(manifold, group, self.describe(leaf))
 
     def _state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
