@@ -127,22 +127,21 @@ def make_chart(
     given = {key: value(n) if callable(value) else value for key, value in implied.items()}
     if chart is Riemannian:
         given["device"] = device
+    said, label = (None if via == name else via), chart_label(name, via)
     try:
-        made = chart(n, p, batch=tuple(batch), **given, **options).to(device)
+        made = chart.called(said, n, p, batch=tuple(batch), **given, **options).to(device)
     except StiefelError as error:
-        plain, label, text = chart_label(name), chart_label(name, via), str(error)
-        text = text.replace(plain, label) if plain in text else f"{label}: {text}"
-        error.args = (text,)
+        if label not in str(error):  # geometry and manifolds know no charts
+            error.args = (f"{label}: {error}",)
         raise
     except TypeError as error:
         if not options:
             raise
-        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        came = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ConfigurationError(
-            f"{chart_label(name, via)}: expected options that it understands, got {said}, one of "
+            f"{label}: expected options that it understands, got {came}, one of "
             f"them of the wrong type ({error}): see stiefel.parametrizations for what they may be"
         ) from error
-    made.said = None if via == name else via
     if isinstance(made, Riemannian) and via in NAMED_OPTIMIZERS:
         made.made_for = via
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,14 @@ class Parametrization(nn.Module, ABC):
         self.n, self.p, self.batch = n, p, batch
         self.rebase_every: int | None = None
         self.weight_dtype: torch.dtype | None = None
+
+    @classmethod
+    def called(cls, said: str | None, *args: Any, **options: Any) -> Self:
+        """Makes a chart that the user calls `said`; errors of its ``__init__`` know the word."""
+        chart = cls.__new__(cls)
+        chart.said = said
+        chart.__init__(*args, **options)
+        return chart
 
     def _whole_sizes(self, n: Any, p: Any, batch: Any) -> tuple[int, int, tuple[int, ...]]:
         """The sizes as whole numbers, numpy's too."""

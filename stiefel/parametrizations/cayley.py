@@ -74,9 +74,9 @@ class Cayley(OneComponent):
     ) -> None:
         super().__init__(n, p, batch=batch)
         if negative is not None:
-            count_option(self.name, "negative", negative, 0, n)
+            count_option(self.name, "negative", negative, 0, n, said=self.said)
         if rebase_every is not None:
-            count_option(self.name, "rebase_every", rebase_every, 1)
+            count_option(self.name, "rebase_every", rebase_every, 1, said=self.said)
         self.negative = negative
         self.rebase_every = rebase_every
         self.has_base = rebase_every is not None

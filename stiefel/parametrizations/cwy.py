@@ -83,7 +83,7 @@ class CWY(OneComponent):
     ) -> None:
         super().__init__(n, p, batch=batch)
         self.reflections = self.p if reflections is None else reflections
-        count_option(self.name, "reflections", self.reflections, 1, n)
+        count_option(self.name, "reflections", self.reflections, 1, n, said=self.said)
         self.keep_flip(parity=(-1) ** self.reflections)
 
     def _lift(self, originals: Sequence[Tensor]) -> list[Tensor]:

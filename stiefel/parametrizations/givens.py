@@ -78,7 +78,7 @@ class Givens(OneComponent):
         super().__init__(n, p, batch=batch)
         if layers is None:
             layers = self.n if style == "tunable" else max(int(math.log2(self.n)), 1)
-        count_option(self.name, "layers", layers, 1)
+        count_option(self.name, "layers", layers, 1, said=self.said)
         layer_steps(self.n, layers, style)  # refuses what does not go together
         self.layers, self.style = layers, style
         self.inverts = style == "tunable" and layers >= self.n
@@ -146,7 +146,7 @@ class Givens(OneComponent):
             return self.determinant_obstacle(X)
         have = f"{self.layers} layers" if self.style == "tunable" else "the FFT style"
         return (
-            f"chart 'givens' with {have} reaches few matrices, and finds no angles of a given "
+            f"{self.label} with {have} reaches few matrices, and finds no angles of a given "
             f"one: take via='givens' with layers={self.n} and style='tunable', which cover all, or "
             "init='chart'"
         )

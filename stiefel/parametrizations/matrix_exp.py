@@ -100,7 +100,7 @@ class MatrixExp(OneComponent):
                     f"base='identity' never moves, so {option}={value!r} has no meaning: leave it "
                     "out, or use base='current' (via='matrix_exp')"
                 )
-            count_option(self.name, option, value, 1)
+            count_option(self.name, option, value, 1, said=self.said)
         if max_angle is not None and not _is_length(max_angle):
             raise ConfigurationError(
                 f"{self.label}: expected max_angle > 0 or None, got {max_angle!r}. It is an angle "

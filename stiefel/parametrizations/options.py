@@ -22,7 +22,15 @@ def chart_label(name: str, said: str | None = None) -> str:
     return f"chart {name!r}" if said in (None, name) else f"chart {said!r} ({name})"
 
 
-def count_option(chart: str, option: str, value: object, low: int, high: int | None = None) -> int:
+def count_option(
+    chart: str,
+    option: str,
+    value: object,
+    low: int,
+    high: int | None = None,
+    *,
+    said: str | None = None,
+) -> int:
     """Checks an option that counts something: a whole number, True and False are none.
 
     Args:
@@ -31,6 +39,7 @@ def count_option(chart: str, option: str, value: object, low: int, high: int | N
         value: What came.
         low: The least number allowed.
         high: The greatest; None for no bound.
+        said: The user's word for the chart; None where it is the name.
 
     Returns:
         The value.
@@ -50,7 +59,7 @@ def count_option(chart: str, option: str, value: object, low: int, high: int | N
     if type(value) is not int or value < low or (high is not None and value > high):
         span = f">= {low}" if high is None else f"from {low} to {high}"
         raise ConfigurationError(
-            f"{chart_label(chart)}: expected {option}= to be a whole number {span}, got {value!r}. "
-            "Leave it out for the chart's own choice"
+            f"{chart_label(chart, said)}: expected {option}= to be a whole number {span}, got "
+            f"{value!r}. Leave it out for the chart's own choice"
         )
     return value

@@ -74,7 +74,7 @@ class OWN(ProxyChart):
             )
         if center and self.p == n:
             raise ConfigurationError(
-                f"chart 'own' with center=True: expected p <= n - 1, got {n} x {self.p}. Centred "
+                f"{self.label} with center=True: expected p <= n - 1, got {n} x {self.p}. Centred "
                 f"columns live in {n - 1} dimensions, where {self.p} cannot be orthonormal; take "
                 "center=False"
             )
@@ -99,7 +99,7 @@ class OWN(ProxyChart):
         if float(sums) <= bound:
             return None
         return (
-            f"chart 'own' with center=True reaches matrices whose columns sum to zero; here a sum "
+            f"{self.label} with center=True reaches matrices whose columns sum to zero; here a sum "
             f"over sqrt(n) is {float(sums):.2g}, the tolerance for {X.dtype} is {bound:.2g}: take "
             "center=False, via='polar', or a value with centred columns"
         )

@@ -38,7 +38,7 @@ class TCWY(CWY):
     def __init__(self, n: int, p: int | None = None, *, batch: Sequence[int] = ()) -> None:
         if p is None or p == n:
             raise ConfigurationError(
-                f"chart 'tcwy' covers n x p matrices with p < n, got {n} x {n if p is None else p}:"
+                f"{self.label} covers n x p matrices with p < n, got {n} x {n if p is None else p}:"
                 " p reflections reach one component of the square matrices only. Use via='cwy'"
             )
         super().__init__(n, p, batch=batch)

@@ -101,7 +101,7 @@ class URNN(Parametrization):
         """
         self._check_complex(X.dtype)
         return (
-            f"chart 'urnn' covers a family of 7n = {7 * self.n} parameters in U({self.n}) and does "
+            f"{self.label} covers a family of 7n = {7 * self.n} parameters in U({self.n}) and does "
             "not look for a given matrix in it: use its own start (init='chart'), or a chart that "
             "covers U(n), via='cwy' or via='givens'"
         )
@@ -109,7 +109,7 @@ class URNN(Parametrization):
     def _check_complex(self, dtype: torch.dtype) -> None:
         if not dtype.is_complex:
             raise DtypeError(
-                f"chart 'urnn' covers complex weights only, got {dtype}: make the weight complex "
+                f"{self.label} covers complex weights only, got {dtype}: make the weight complex "
                 "(for instance dtype=torch.complex64), or use a chart with real weights, "
                 "via='givens' or via='cwy'"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from stiefel.errors import (
     UnknownNameError,
 )
 from stiefel.parameter import SHORT_FORMS, Riemannian, via_names
-from stiefel.parametrizations import CHARTS
+from stiefel.parametrizations import CHARTS, OWN
 
 GIVEN_BY_THE_DOOR = ("self", "n", "p", "batch", "device")
 ALIASES = sorted(SHORT_FORMS)
@@ -81,6 +82,31 @@ def test_a_weight_keeps_the_word_and_the_chart_its_name(via):
 def test_a_tall_weight_is_refused_in_the_users_word(via):
     with pytest.raises(StiefelError, match=rf"'{via}'.*square.*via='tcwy'"):
         stiefel.orthogonal(nn.Linear(3, 6), via=via)
+
+
+@pytest.mark.parametrize("options", [{"layers": 1}, {"style": "fft"}], ids=str)
+def test_few_rotations_are_refused_in_the_users_word(options):
+    layer = nn.Linear(4, 4)
+    with pytest.raises(RepresentationError, match=r"chart 'eurnn' \(givens\) with .* reaches few"):
+        stiefel.orthogonal(layer, via="eurnn", init="keep", **options)
+
+
+@pytest.mark.parametrize("word", ["mine", "own"])
+def test_a_chart_knows_the_users_word_before_it_is_made(word, monkeypatch):
+    class Named(OWN):
+        def __init__(self, n, p=None, *, batch=(), center=False):
+            heard.append(self.label)
+            super().__init__(n, p, batch=batch, center=center)
+
+    heard = []
+    monkeypatch.setitem(CHARTS, "own", Named)
+    monkeypatch.setitem(SHORT_FORMS, "mine", ("own", {}))
+    label = "chart 'mine' (own)" if word == "mine" else "chart 'own'"
+    with pytest.raises(StiefelError, match=f"^{re.escape(label)} with center=True"):
+        stiefel.orthogonal(nn.Linear(4, 4), via=word, center=True)
+    assert heard == [label]
+    layer = stiefel.orthogonal(nn.Linear(3, 4), via=word, center=True, init="chart")
+    assert next(stiefel.constraints(layer)).storage.chart.said == (word if word == "mine" else None)
 
 
 def test_a_schedule_that_nobody_keeps_is_named_in_the_users_word():
