@@ -215,8 +215,10 @@ class _Parser(ArgumentParser):
         unknown = re.match(r"unrecognized arguments: (.*)", message, re.DOTALL)
         words = unknown[1].split() if unknown else ()
         names = [name for name in self._option_string_actions if name.startswith("--")]
-        said = ""
-        for word in (word.partition("=")[0] for word in words if word.startswith("-")):
+        words = [word.partition("=")[0] for word in words if word.strip("-") and word[0] == "-"]
+        late = [word for word in words if word in names]
+        said = f"; {late[0]} is no option after --: write it before" if late else ""
+        for word in (word for word in words if word not in late):
             near = difflib.get_close_matches(word, names, 1) or [
                 name for name in names if len(word) > 3 and name.startswith(word)
             ]

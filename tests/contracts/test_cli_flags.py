@@ -102,6 +102,20 @@ def test_an_option_is_its_whole_name_and_the_nearest_is_named(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("late", [["--iterations", "3"], ["--iterations=3", "--resume"]], ids=str)
+@pytest.mark.parametrize("early", [[], ["--itertions", "3"]], ids=str)
+def test_an_option_after_two_dashes_is_said_to_be_none(
+    early: list[str], late: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "copying", *early, "--", *late])
+    said = capsys.readouterr().err
+    assert "; --iterations is no option after --: write it before" in said
+    meant = ["; for --itertions did you mean --iterations?"] if early else []
+    assert [f";{part}" for part in said.split(" (see")[0].split(";")[2:]] == meant
+    assert said.count("\n") == 1
+
+
 def test_a_word_like_no_option_names_none(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "copying", "--zzz", "3"])
