@@ -14,7 +14,7 @@ from rich.console import Console
 
 from stiefel.errors import ConfigurationError
 from stiefel.experiments import theorem4_page
-from stiefel.experiments.diagnosis import measure, plain
+from stiefel.experiments.diagnosis import json_value, measure
 from stiefel.experiments.diagnosis_answers import answers
 from stiefel.experiments.diagnosis_page import draw_diagnosis, save
 from stiefel.experiments.diagnosis_tables import print_diagnosis, write
@@ -76,7 +76,7 @@ def _theorem4(options: DiagnoseOptions, console: Console) -> dict[str, Any]:
     with _writable(folder):
         write(console, f"theorem 4, {steps:,} steps, {seeds} seeds (minutes for 20,000 steps)")
         found = theorem4(steps, seeds, seed=options.seed or 0)
-        content = plain({"experiment": "theorem4", **found.summary()})
+        content = json_value({"experiment": "theorem4", **found.summary()})
         _write(folder, theorem4_page.draw(found), content)
     for run in found.trajectories[:: len(found.trajectories) // 2]:
         write(console, f"{run.chart}, {run.conditions}\n")

@@ -42,7 +42,7 @@ from stiefel.experiments.tasks import Batch
 from stiefel.models import gradient_flow
 from stiefel.numerics import double_dtype, full_precision
 
-__all__ = ["MODEL", "Diagnosis", "Flow", "Weight", "measure", "plain"]
+__all__ = ["MODEL", "Diagnosis", "Flow", "Weight", "json_value", "measure"]
 
 _FLOW_SEQUENCES = 32  # a walk under plain autograd keeps every step of each
 
@@ -138,7 +138,7 @@ class Diagnosis:
     def as_json(self) -> dict[str, Any]:
         """Plain values for ``diagnosis.json``; null for what is not finite."""
         options = self.run.options
-        return plain(
+        return json_value(
             {
                 "run": str(self.run.folder.path),
                 "checkpoint": self.run.checkpoint.name,
@@ -324,15 +324,15 @@ def _singular_values(model: nn.Module) -> dict[str, tuple[float, ...]]:
     return found
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """What JSON can hold: dictionaries, lists, words and finite numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (field.name for field in dataclasses.fields(value))
-        return {name: plain(getattr(value, name)) for name in names if name[0] != "_"}
+        return {name: json_value(getattr(value, name)) for name in names if name[0] != "_"}
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | torch.Size):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, float):
