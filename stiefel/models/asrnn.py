@@ -12,7 +12,7 @@ from stiefel.errors import ConfigurationError, unknown
 from stiefel.geometry import product
 from stiefel.init import Initializer, fill_, haar_
 from stiefel.models.base import RecurrentNetwork, decode
-from stiefel.models.layer import start_weight, trained_via
+from stiefel.models.layer import Constrained, start_weight
 from stiefel.models.rollout import rollout
 from stiefel.models.step import LayerStep, Parts, elman_step, exact
 from stiefel.numerics import compute_dtype, full_precision
@@ -157,7 +157,7 @@ class AdaptiveLayer(nn.Module):
         return step
 
 
-class ASRNN(RecurrentNetwork):
+class ASRNN(Constrained, RecurrentNetwork):
     """The adaptive-saturated RNN: h_t = W_f^-1 tanh(W_f (W_xh x_t + W_hh h_{t-1} + b)).
 
     W_f = U_f D_f with U_f orthogonal and D_f = diag(|s| + eps) (Nguyen-Duy, Pham and Nguyen 2023):
@@ -213,6 +213,7 @@ class ASRNN(RecurrentNetwork):
     """
 
     ends_linear = True
+    constrained = ("recurrent", "mixing")
 
     def __init__(
         self,
@@ -274,12 +275,6 @@ class ASRNN(RecurrentNetwork):
             dtype=dtype,
         )
         self.recurrent = recurrent
-
-    @property
-    def via(self) -> str | None:
-        """How W_hh and U_f are trained now: see `trained_via`."""
-        layers: Any = self.layers
-        return trained_via(weight for layer in layers for weight in (layer.recurrent, layer.mixing))
 
     def _shown(self) -> list[str]:
         return [f"via={self.via!r}", f"recurrent={self.recurrent!r}"]

@@ -13,7 +13,7 @@ from stiefel.init import Initializer, fill_
 from stiefel.models.activations import NONLINEARITIES, activate
 from stiefel.models.convolution import SameConv2d, as_kernel_size, convolve, start_kernel
 from stiefel.models.frames import FrameRNN
-from stiefel.models.layer import trained_via
+from stiefel.models.layer import Constrained
 from stiefel.parametrizations import Parametrization
 
 __all__ = ["KERNELS", "ConvNERU", "ConvNERULayer"]
@@ -122,7 +122,7 @@ class ConvNERULayer(nn.Module):
         return torch.stack(states), (G,)
 
 
-class ConvNERU(FrameRNN):
+class ConvNERU(Constrained, FrameRNN):
     """A convolutional network with a norm-bounded state: G_t = sigma(K * G_{t-1} + b + K_in * X_t).
 
     The convolutional non-exploding recurrent unit of Likhosherstov, Davis, Choromanski and Weller
@@ -233,12 +233,6 @@ class ConvNERU(FrameRNN):
         )
         self.kernel, self.kernel_size = kernel, size
         self.padding_mode, self.nonlinearity = padding_mode, nonlinearity
-
-    @property
-    def via(self) -> str | None:
-        """How the recurrent kernels are trained now: see `trained_via`."""
-        layers: Any = self.layers
-        return trained_via(layer.recurrent for layer in layers)
 
     def extra_repr(self) -> str:
         """Sizes and options, for printing."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from stiefel.models.step import LayerStep, elman_step
 from stiefel.parameter import constraints, operator, orthogonal, release
 from stiefel.parametrizations import Parametrization
 
-__all__ = ["Initializer", "RecurrentLayer", "start_weight", "trained_via"]
+__all__ = ["Constrained", "Initializer", "RecurrentLayer", "start_weight"]
 
 
 class RecurrentLayer(nn.Module):
@@ -159,21 +159,27 @@ def start_weight(
         release(module)
 
 
-def trained_via(modules: Iterable[nn.Module | None]) -> str | None:
-    """How the weights of modules are trained now, in the words that were said of them.
+class Constrained:
+    """A network whose weights go through `start_weight`: it says how they are trained."""
 
-    Args:
-        modules: The modules that hold them; None for one that is not there.
+    #: The modules of each layer that hold such a weight, by name; one may be None.
+    constrained: ClassVar[tuple[str, ...]] = ("recurrent",)
 
-    Returns:
+    layers: nn.ModuleList
+
+    @property
+    def via(self) -> str | None:
+        """How the orthogonal weights are trained now, in the words that were said of them.
+
         A word of ``via=``, several with commas between, or None where all weights are plain.
-    """
-    charts = [
-        None if constraint.storage is None else constraint.storage.chart
-        for module in modules
-        if module is not None
-        for constraint in constraints(module)
-        if constraint.module is module and constraint.name == "weight"
-    ]
-    words = ["riemannian" if chart is None else chart.said or chart.name for chart in charts]
-    return ", ".join(dict.fromkeys(words)) or None
+        """
+        charts = [
+            None if constraint.storage is None else constraint.storage.chart
+            for layer in self.layers
+            for module in (getattr(layer, name) for name in self.constrained)
+            if module is not None
+            for constraint in constraints(module)
+            if constraint.module is module and constraint.name == "weight"
+        ]
+        words = ["riemannian" if chart is None else chart.said or chart.name for chart in charts]
+        return ", ".join(dict.fromkeys(words)) or None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stiefel.errors import unknown
 from stiefel.init import Initializer, fill_
 from stiefel.models.base import RecurrentNetwork
-from stiefel.models.layer import start_weight, trained_via
+from stiefel.models.layer import Constrained, start_weight
 from stiefel.models.rollout import rollout
 from stiefel.models.step import LayerStep, elman_step
 from stiefel.numerics import compute_dtype, full_precision
@@ -137,7 +137,7 @@ def _places(H: int, mask: str, device: torch.device) -> Tensor:
     return torch.cat([*blocks, last, row * H + column])
 
 
-class NNRNN(RecurrentNetwork):
+class NNRNN(Constrained, RecurrentNetwork):
     """The non-normal RNN: h_t = modReLU(V h_{t-1} + U x_t) with V = P Theta P^T.
 
     P is orthogonal and goes through `stiefel.orthogonal`; Theta has blocks gamma_i R(theta_i) on
@@ -181,6 +181,8 @@ class NNRNN(RecurrentNetwork):
         >>> output.shape, rnn.penalty(1.0).item()
         (torch.Size([50, 8, 64]), 0.0)
     """
+
+    constrained = ("basis",)
 
     def __init__(
         self,
@@ -233,12 +235,6 @@ class NNRNN(RecurrentNetwork):
             dtype=dtype,
         )
         self.mask = mask
-
-    @property
-    def via(self) -> str | None:
-        """How the weights P are trained now: see `trained_via`."""
-        layers: Any = self.layers
-        return trained_via(layer.basis for layer in layers)
 
     def penalty(self, delta: float, decay: float = 0.0) -> Tensor:
         """delta sum_i (gamma_i - 1)^2 + (decay / 2) sum_{i < j} T_ij^2, over all layers.

@@ -9,13 +9,13 @@ import torch
 from stiefel.errors import unknown
 from stiefel.models.activations import NONLINEARITIES, check_complex
 from stiefel.models.base import RecurrentNetwork
-from stiefel.models.layer import Initializer, RecurrentLayer, trained_via
+from stiefel.models.layer import Constrained, Initializer, RecurrentLayer
 from stiefel.parametrizations import Parametrization
 
 __all__ = ["OrthogonalRNN"]
 
 
-class OrthogonalRNN(RecurrentNetwork):
+class OrthogonalRNN(Constrained, RecurrentNetwork):
     """An Elman network with orthogonal recurrent weights: h_t = sigma(Q h_{t-1} + V x_t + b).
 
     Called like `torch.nn.RNN`, with the same shapes, and with the cell of methods C1 inside:
@@ -132,12 +132,6 @@ class OrthogonalRNN(RecurrentNetwork):
             dtype=dtype,
         )
         self.nonlinearity, self.bias = nonlinearity, bias
-
-    @property
-    def via(self) -> str | None:
-        """How the recurrent weights are trained now: see `trained_via`."""
-        layers: Any = self.layers
-        return trained_via(layer.recurrent for layer in layers)
 
     def _shown(self) -> list[str]:
         return [f"nonlinearity={self.nonlinearity!r}", f"via={self.via!r}"]
