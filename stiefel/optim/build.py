@@ -73,9 +73,8 @@ def build(
             one that the short form of `stiefel.orthogonal` names (``via="rgd-adam"``,
             ``"landing"``, ``"pogo"``, ``"stiefel-muon"``), for all other points ``"rgd"``.
         riemannian_options: Further options of it.
-        skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, without
-            the host reading anything to decide it, instead of a `NonFiniteError` that leaves all
-            untouched.
+        skip_nonfinite: Whether a parameter with a non-finite gradient stays where it is, decided
+            on its device, instead of a `NonFiniteError` that leaves all untouched.
 
     Returns:
         A `torch.optim.Optimizer`; see `CombinedOptimizer` for its groups.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stiefel.errors import DtypeError, ShapeError
 from stiefel.manifolds import Manifold
-from stiefel.numerics import full_precision
+from stiefel.numerics import full_precision, plain
 from stiefel.optim.solvers.problem import Problem
 from stiefel.optim.solvers.second_order import Hessian
 from stiefel.optim.solvers.starts import components_of, unpack
@@ -78,10 +78,10 @@ def hessian_vector_product(
             f"{[v.dtype for v in vectors]}: convert them with .to(X.dtype)"
         )
     problem = Problem(f, components_of(points, manifold), gradient)
-    plain = tuple(x.detach().as_subclass(Tensor) for x in points)
+    at = tuple(map(plain, points))
     with torch.no_grad(), full_precision():
-        e = problem.evaluate(plain)
-        tangent = problem.project(plain, tuple(v.detach().as_subclass(Tensor) for v in vectors))
+        e = problem.evaluate(at)
+        tangent = problem.project(at, tuple(map(plain, vectors)))
         products = Hessian(problem, e, hessian)(tangent)
     if not several:
         return products[0]

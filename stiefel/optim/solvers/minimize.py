@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stiefel.errors import ConfigurationError, NonFiniteError, unknown
 from stiefel.manifolds import Manifold
-from stiefel.numerics import full_precision
+from stiefel.numerics import full_precision, plain
 from stiefel.optim.checks import all_finite
 from stiefel.optim.solvers.barzilai_borwein import barzilai_borwein
 from stiefel.optim.solvers.conjugate_gradient import conjugate_gradient
@@ -118,7 +118,7 @@ def _solver(method: str, options: dict[str, Any]) -> Callable[..., None]:
 
 def _first(problem: Problem, starts: Sequence[Tensor]) -> Evaluation:
     """f at the starts, which are checked, copied and brought to their manifolds."""
-    X = tuple(start.detach().as_subclass(Tensor).clone() for start in starts)
+    X = tuple(plain(start).clone() for start in starts)
     for number, (component, part) in enumerate(zip(problem.components, X, strict=True)):
         component.check(part, "X0" if len(X) == 1 else f"X0[{number}]")
     X = tuple(c.start(part) for c, part in zip(problem.components, X, strict=True))
