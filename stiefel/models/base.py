@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -257,6 +258,15 @@ def _check_sizes(input_size: int, hidden_size: int, num_layers: int, dropout: fl
         ("num_layers", num_layers),
     ):
         if not isinstance(value, int) or value < 1:
-            raise ConfigurationError(f"expected {name} to be an integer of at least 1, got {value}")
-    if not 0 <= dropout <= 1:
-        raise ConfigurationError(f"expected a dropout probability in [0, 1], got {dropout}")
+            raise ConfigurationError(
+                f"expected {name} to be an integer of at least 1, got {_shown(value)}"
+            )
+    if not isinstance(dropout, numbers.Real | Tensor) or not 0 <= dropout <= 1:
+        raise ConfigurationError(f"expected a dropout probability in [0, 1], got {_shown(dropout)}")
+
+
+def _shown(value: Any) -> str:
+    """A value in an error, with its type where it is no number."""
+    if isinstance(value, numbers.Real | Tensor):
+        return str(value)
+    return f"{value!r} of type {type(value).__name__}: pass a number"

@@ -197,6 +197,12 @@ class SequenceNetwork(Counted):
 
     def _check_input(self, x: Tensor, lengths: Lengths) -> bool:
         """Checks the shape of a padded input and says whether it is batched."""
+        if not isinstance(x, Tensor):
+            raise DtypeError(
+                f"expected the input of {type(self).__name__} to be a tensor or a PackedSequence, "
+                f"got {type(x).__name__}: make a tensor of the sequences, with torch.as_tensor("
+                f"..., dtype={self._like.dtype})"
+            )
         if x.ndim not in (self.rank - 1, self.rank) or not self._fits(x):
             raise self._shape_error(x)
         batched = x.ndim == self.rank

@@ -9,6 +9,7 @@ from torch import nn
 
 import stiefel
 from stiefel.errors import StiefelError
+from stiefel.models import LSTM, ConvNERU, OrthogonalRNN
 from stiefel.parametrizations import CWY, Cayley, Polar
 
 
@@ -159,6 +160,27 @@ MISTAKES = {
     "an operator of nothing": (
         lambda: stiefel.operator(nn.ReLU()),
         r"expected a module with a weight 'weight', got ReLU without: give the name",
+    ),
+    # recurrent networks
+    "no input": (
+        lambda: OrthogonalRNN(3, 6)(None),
+        r"input of OrthogonalRNN to be a tensor or .*, got NoneType: .*torch\.as_tensor",
+    ),
+    "frames in an array": (
+        lambda: ConvNERU(3, 6)(np.zeros((2, 1, 3, 4, 4))),
+        r"input of ConvNERU to be a tensor .*, got ndarray: .*dtype=torch\.float32",
+    ),
+    "features in words": (
+        lambda: OrthogonalRNN("3", 4),
+        r"expected input_size to be an integer .*, got '3' of type str: pass a number",
+    ),
+    "no hidden units": (
+        lambda: LSTM(3, None),
+        r"expected hidden_size to be an integer .*, got None of type NoneType",
+    ),
+    "dropout in words": (
+        lambda: OrthogonalRNN(3, 4, dropout="0.1"),
+        r"dropout probability in \[0, 1\], got '0\.1' of type str: pass a number",
     ),
 }
 
