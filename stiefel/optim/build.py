@@ -189,14 +189,15 @@ def _checked(options: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
 
 def _leaves_by_role(model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Ordinary parameters, chart coordinates and points, each in the order of the model."""
+    constrained = list(constraints(model))  # says so if that is no model
     parameters: list[Tensor] = list(model.parameters())
     if not parameters:
         raise ConfigurationError(
             f"expected a model with parameters, got {type(model).__name__} with none: build the "
             "optimizer after the model is complete"
         )
-    charts = {id(x) for c in constraints(model) if not c.is_riemannian for x in c.leaves}
-    for constraint in constraints(model):
+    charts = {id(x) for c in constrained if not c.is_riemannian for x in c.leaves}
+    for constraint in constrained:
         constraint.check()
     points = [p for p in parameters if manifold_of(p) is not None]
     rest = [p for p in parameters if manifold_of(p) is None]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError, DtypeError, unknown
 from stiefel.manifolds import Manifold
@@ -76,7 +76,7 @@ class GroupedLeaves(torch.optim.Optimizer):
         self._manifolds: dict[int, tuple[Manifold, Manifold, int]] = {}
         self._sortings: dict[int, Sorting] = {}
         if not isinstance(params, Tensor):
-            params = list(params)
+            params = list(_checked(params, type(self).__name__))
             if not params:
                 raise ConfigurationError(
                     "expected at least one parameter, got an empty list: was model.parameters() "
@@ -296,6 +296,19 @@ class GroupedLeaves(torch.optim.Optimizer):
                     dtype = leaf.dtype if kind == "point" else real_dtype(leaf.dtype)
                     if state[name].is_complex() == dtype.is_complex:
                         state[name] = state[name].to(leaf.device, dtype)
+
+
+def _checked(params: Any, name: str) -> Iterable[Any]:
+    """What was given as parameters, unless it is a model or nothing that has any."""
+    model = isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList)
+    if model or not isinstance(params, Iterable):
+        raise ConfigurationError(
+            f"{name} takes parameters or groups of them, got "
+            f"{'the module ' if model else ''}{type(params).__name__}: use "
+            f"stiefel.optim.build(model, lr=...), which finds the points of a model, or "
+            f"{name}(model.parameters(), ...)"
+        )
+    return params
 
 
 def _shares_memory(leaf: Tensor) -> bool:

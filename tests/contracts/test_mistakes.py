@@ -161,6 +161,22 @@ MISTAKES = {
         lambda: stiefel.operator(nn.ReLU()),
         r"expected a module with a weight 'weight', got ReLU without: give the name",
     ),
+    "parameters to build for": (
+        lambda: stiefel.optim.build(layer().parameters(), lr=0.1),
+        MODULE.format("generator"),
+    ),
+    "a model to move": (
+        lambda: stiefel.optim.RGD(layer(), lr=0.1),
+        r"RGD takes parameters .*, got the module ParametrizedLinear: use .*build\(model, lr=",
+    ),
+    "a container to move": (
+        lambda: stiefel.optim.POGO(nn.Sequential(layer()), lr=0.1),
+        r"got the module Sequential: use .*POGO\(model\.parameters\(\), \.\.\.\)",
+    ),
+    "nothing to move": (
+        lambda: stiefel.optim.RGD(None, lr=0.1),
+        r"RGD takes parameters or groups of them, got NoneType: use",
+    ),
     # recurrent networks
     "no input": (
         lambda: OrthogonalRNN(3, 6)(None),
