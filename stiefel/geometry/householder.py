@@ -118,10 +118,8 @@ def _columns(stack: Tensor, out: Tensor) -> Tensor:
     return _gathered(stack.permute(1, 2, 0, 3), out)
 
 
-def _numbers(A: Tensor | None) -> Tensor | None:
+def _numbers(A: Tensor) -> Tensor:
     """Numbers ``(b, L)`` as ``(L, c, l)``."""
-    if A is None:
-        return None
     return A.reshape(*_blocks(len(A)), A.shape[1]).permute(2, 0, 1).contiguous()
 
 
@@ -166,7 +164,7 @@ def _forward(V: Tensor, phases: Tensor | None, flip: Tensor | None, columns: int
         work = torch.empty_like(V, memory_format=torch.contiguous_format)
         inverse = quick_inverse_norms(V, work)
         U = _unit_rows(V, inverse)
-        tau = factors(U, _numbers(phases))
+        tau = factors(U, None if phases is None else _numbers(phases))
         X, free = reflect_all(U, tau, columns, work if columns == L else None)
         return _gathered(X, free), inverse, _gathered_numbers(tau)
 
@@ -187,9 +185,7 @@ def _gradients(
     flip: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """dv and dphi of one batch dimension of matrices."""
-    U, numbers = _unit_rows(V, inverse), _numbers(tau)
-    assert numbers is not None
-    tau = numbers
+    U, tau = _unit_rows(V, inverse), _numbers(tau)
     if Q.shape[-2] <= 2 * Q.shape[-1]:
         P = Q @ G.mH
         M = _laid_out(P)
