@@ -211,6 +211,13 @@ def cayley_coordinates(K: Tensor) -> Tensor:
 
     Returns:
         Coordinates, same shape and dtype, zero where they do not count.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import cayley_coordinates, cayley_map, haar
+        >>> K = haar(4, dtype=torch.float64, determinant=1)
+        >>> torch.allclose(cayley_map(cayley_coordinates(K)), K)
+        True
     """
     double = double_dtype(K.dtype)
     eye = torch.eye(K.shape[-1], dtype=double, device=K.device)

@@ -33,6 +33,14 @@ def cayley_descent(X: Tensor, G: Tensor, rate: float | Tensor, metric: str) -> T
 
     Returns:
         Points, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import canonical_gradient, cayley_descent, cayley_retraction, haar
+        >>> X, G = haar(5, 2, dtype=torch.float64), torch.ones(5, 2, dtype=torch.float64)
+        >>> Y = cayley_retraction(X, -0.1 * canonical_gradient(X, G))
+        >>> torch.allclose(cayley_descent(X, G, -0.1, "canonical"), Y)
+        True
     """
     n, p = X.shape[-2:]
     T = X.mH @ G
@@ -67,6 +75,15 @@ def cholesky_qr_descent(X: Tensor, G: Tensor, rate: float | Tensor, metric: str)
 
     Returns:
         Points, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import cholesky_qr_descent, haar
+        >>> from stiefel.geometry import euclidean_gradient, qr_retraction
+        >>> X, G = haar(5, 2, dtype=torch.float64), torch.ones(5, 2, dtype=torch.float64)
+        >>> Y = qr_retraction(X, -0.1 * euclidean_gradient(X, G))
+        >>> torch.allclose(cholesky_qr_descent(X, G, -0.1, "euclidean"), Y)
+        True
     """
     p = X.shape[-1]
     T = X.mH @ G

@@ -178,6 +178,14 @@ def exponential_of_coordinates(
     Raises:
         DoubleBackwardError: In a second derivative.
         ForwardModeError: In forward mode.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import exponential_of_coordinates
+        >>> V = torch.tensor([[0.0, torch.pi / 2], [0.0, 0.0]], dtype=torch.float64)
+        >>> exponential_of_coordinates(V).round(decimals=9) + 0.0
+        tensor([[ 0.,  1.],
+                [-1.,  0.]], dtype=torch.float64)
     """
     return _exponential(V, base, max_angle)
 

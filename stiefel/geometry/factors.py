@@ -27,6 +27,15 @@ def qr_factor(Z: Tensor) -> Tensor:
 
     Raises:
         ShapeError: If n < p.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import qr_factor
+        >>> Z = torch.tensor([[2.0, 1.0], [0.0, -3.0], [0.0, 0.0]])
+        >>> qr_factor(Z) + 0.0
+        tensor([[ 1.,  0.],
+                [ 0., -1.],
+                [ 0.,  0.]])
     """
     Q, R = torch.linalg.qr(Z)
     diagonal = R.diagonal(dim1=-2, dim2=-1)
@@ -50,6 +59,13 @@ def cholesky_qr_factor(Z: Tensor) -> Tensor:
 
     Returns:
         Q, shape ``(..., n, p)``, orthonormal columns.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import cholesky_qr_factor, qr_factor
+        >>> Z = torch.randn(6, 2, dtype=torch.float64)
+        >>> torch.allclose(cholesky_qr_factor(Z), qr_factor(Z))
+        True
     """
     p = Z.shape[-1]
     identity = torch.eye(p, dtype=Z.dtype, device=Z.device)
@@ -115,5 +131,12 @@ def polar_factor(Z: Tensor) -> Tensor:
         ShapeError: If n < p.
         DoubleBackwardError: In a second derivative.
         ForwardModeError: In forward mode.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import polar_factor
+        >>> Z = torch.tensor([[3.0, 0.0], [0.0, 0.5], [0.0, 0.0]], dtype=torch.float64)
+        >>> torch.allclose(polar_factor(Z), torch.eye(3, 2, dtype=torch.float64))
+        True
     """
     return _polar_factor(Z)

@@ -25,6 +25,15 @@ def check_point_shape(X: Tensor, what: str = "a point") -> None:
 
     Raises:
         ShapeError: If `X` has fewer than two dimensions or fewer rows than columns.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import check_point_shape
+        >>> check_point_shape(torch.ones(5, 2))
+        >>> check_point_shape(torch.ones(5))
+        Traceback (most recent call last):
+        stiefel.errors.ShapeError: expected a point of shape (..., n, p), got (5,): add the missing
+        dimensions
     """
     if X.ndim < 2:
         raise ShapeError(

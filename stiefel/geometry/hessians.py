@@ -30,6 +30,15 @@ def euclidean_hessian(X: Tensor, G: Tensor, D: Tensor, u: Tensor) -> Tensor:
 
     Returns:
         Tangent vectors, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import euclidean_hessian, haar, random_tangent
+        >>> X = haar(5, 2, dtype=torch.float64)
+        >>> u = random_tangent(X)
+        >>> H = euclidean_hessian(X, X, u, u)  # of f(X) = |X|^2 / 2, which is constant there
+        >>> bool(H.abs().max() < 1e-14)
+        True
     """
     return tangent_projection(X, D - u @ sym(X.mH @ G))
 
@@ -50,6 +59,15 @@ def canonical_hessian(X: Tensor, G: Tensor, D: Tensor, u: Tensor) -> Tensor:
 
     Returns:
         Tangent vectors, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import canonical_hessian, haar, random_tangent
+        >>> X = haar(5, 2, dtype=torch.float64)
+        >>> u = random_tangent(X)
+        >>> H = canonical_hessian(X, X, u, u)  # of f(X) = |X|^2 / 2, which is constant there
+        >>> bool(H.abs().max() < 1e-14)
+        True
     """
     XhG, Xhu = X.mH @ G, X.mH @ u
     E = D + (X @ (u.mH @ G) + G @ Xhu.mH) / 2 - (u - X @ Xhu) @ sym(XhG)

@@ -31,6 +31,14 @@ def euclidean_inner(X: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
     Returns:
         Real tensor of shape ``(...)``.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import euclidean_inner, haar, random_tangent
+        >>> X = haar(5, 2, dtype=torch.float64)
+        >>> u = random_tangent(X)
+        >>> torch.allclose(euclidean_inner(X, u, u), u.square().sum())
+        True
     """
     return _real_inner(u, v)
 
@@ -48,6 +56,14 @@ def canonical_inner(X: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
     Returns:
         Real tensor of shape ``(...)``.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import canonical_inner, euclidean_inner, haar, random_tangent
+        >>> X = haar(4, dtype=torch.float64)
+        >>> u, v = random_tangent(X), random_tangent(X)
+        >>> torch.allclose(canonical_inner(X, u, v), euclidean_inner(X, u, v) / 2)
+        True
     """
     return _real_inner(u, v) - _real_inner(X.mH @ u, X.mH @ v) / 2
 
@@ -61,6 +77,14 @@ def euclidean_gradient(X: Tensor, G: Tensor) -> Tensor:
 
     Returns:
         Tangent vectors, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import euclidean_gradient, euclidean_inner, haar, random_tangent
+        >>> X, G = haar(5, 2, dtype=torch.float64), torch.ones(5, 2, dtype=torch.float64)
+        >>> v = random_tangent(X)
+        >>> torch.allclose(euclidean_inner(X, euclidean_gradient(X, G), v), (G * v).sum())
+        True
     """
     return tangent_projection(X, G)
 
@@ -75,5 +99,13 @@ def canonical_gradient(X: Tensor, G: Tensor) -> Tensor:
 
     Returns:
         Tangent vectors, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import canonical_gradient, canonical_inner, haar, random_tangent
+        >>> X, G = haar(5, 2, dtype=torch.float64), torch.ones(5, 2, dtype=torch.float64)
+        >>> v = random_tangent(X)
+        >>> torch.allclose(canonical_inner(X, canonical_gradient(X, G), v), (G * v).sum())
+        True
     """
     return G - X @ (G.mH @ X)

@@ -23,6 +23,13 @@ def polish(X: Tensor, steps: int = 1) -> Tensor:
 
     Returns:
         Same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import haar, orthonormality_residual, polish
+        >>> X = haar(6, 2, dtype=torch.float64) + 1e-5
+        >>> bool(orthonormality_residual(polish(X, 2)) < 1e-14)
+        True
     """
     eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
     for _ in range(steps):

@@ -71,5 +71,13 @@ def product(A: Tensor, B: Tensor) -> Tensor:
 
     Returns:
         Shape ``(..., n, m)``.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import product
+        >>> A, B = torch.ones(2, 3), torch.ones(3, 2)
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     print((A @ B).dtype, product(A, B).dtype)
+        torch.bfloat16 torch.float32
     """
     return apply_reverse(_Product, A, B, name="a product in full precision", remedy="use A @ B")

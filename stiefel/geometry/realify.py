@@ -66,6 +66,12 @@ def realify_vector(z: Tensor) -> Tensor:
     Raises:
         ShapeError: If z has no dimension.
         DtypeError: If z is real.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import realify_vector
+        >>> realify_vector(torch.tensor([1 + 2j, 3 + 4j]))
+        tensor([1., 3., 2., 4.])
     """
     _check_complex(z, 1)
     return torch.cat([z.real, z.imag], dim=-1)

@@ -33,6 +33,12 @@ def orthonormality_residual(X: Tensor) -> Tensor:
 
     Returns:
         float64 tensor of shape ``(...)``; NaN where X is not finite.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import orthonormality_residual
+        >>> orthonormality_residual(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]))
+        tensor(3., dtype=torch.float64)
     """
     X = _double(X.detach())
     gram = X.mH @ X
@@ -49,6 +55,13 @@ def tangency_residual(X: Tensor, u: Tensor) -> Tensor:
 
     Returns:
         float64 tensor of shape ``(...)``.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import tangency_residual
+        >>> X, u = torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+        >>> tangency_residual(X, u), tangency_residual(X, X)
+        (tensor(0., dtype=torch.float64), tensor(2., dtype=torch.float64))
     """
     S = _double(X.detach()).mH @ _double(u.detach())
     return _largest(S + S.mH)

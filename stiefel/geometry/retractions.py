@@ -61,6 +61,14 @@ def cayley_retraction(X: Tensor, u: Tensor) -> Tensor:
 
     Returns:
         Points, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import cayley_retraction
+        >>> u = torch.tensor([[0.0, -2.0], [2.0, 0.0]], dtype=torch.float64)
+        >>> cayley_retraction(torch.eye(2, dtype=torch.float64), u)  # by 2 arctan(1)
+        tensor([[ 0., -1.],
+                [ 1.,  0.]], dtype=torch.float64)
     """
     A, C, M, B = cayley_parts(X, u)
     if X.shape[-2] == X.shape[-1]:
@@ -78,6 +86,15 @@ def qr_retraction(X: Tensor, u: Tensor) -> Tensor:
 
     Returns:
         Points, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import haar, qr_retraction, random_tangent
+        >>> from stiefel.geometry import orthonormality_residual
+        >>> X = haar(5, 2, dtype=torch.float64)
+        >>> Y = qr_retraction(X, random_tangent(X))
+        >>> bool(orthonormality_residual(Y) < 1e-14)
+        True
     """
     return qr_factor(X + tangent_projection(X, u))
 
@@ -92,6 +109,14 @@ def cholesky_qr_retraction(X: Tensor, u: Tensor) -> Tensor:
 
     Returns:
         Points, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import cholesky_qr_retraction, haar, qr_retraction, random_tangent
+        >>> X = haar(5, 2, dtype=torch.float64)
+        >>> u = random_tangent(X)
+        >>> torch.allclose(cholesky_qr_retraction(X, u), qr_retraction(X, u))
+        True
     """
     return cholesky_qr_factor(X + tangent_projection(X, u))
 
@@ -109,6 +134,14 @@ def polar_retraction(X: Tensor, u: Tensor) -> Tensor:
 
     Returns:
         Points, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import haar, polar_factor, polar_retraction, random_tangent
+        >>> X = haar(5, 2, dtype=torch.float64)
+        >>> u = random_tangent(X)
+        >>> torch.allclose(polar_retraction(X, u), polar_factor(X + u))
+        True
     """
     return gram_polar_factor(X + tangent_projection(X, u))
 

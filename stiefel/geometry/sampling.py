@@ -123,6 +123,13 @@ def with_determinant(X: Tensor, determinant: int | Tensor) -> Tensor:
     Raises:
         ConfigurationError: If the matrices are not square or `determinant` is not +1 or -1.
         DtypeError: If they are complex.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import with_determinant
+        >>> with_determinant(torch.eye(2), -1) + 0.0
+        tensor([[ 1.,  0.],
+                [ 0., -1.]])
     """
     check_determinant(X.shape, X.dtype, determinant)
     if X.shape[-1] == 0:

@@ -11,12 +11,28 @@ __all__ = ["random_tangent", "skew", "sym", "tangent_projection"]
 
 
 def sym(A: Tensor) -> Tensor:
-    """Returns the Hermitian part ``(A + A^H) / 2`` of square matrices ``(..., p, p)``."""
+    """Returns the Hermitian part ``(A + A^H) / 2`` of square matrices ``(..., p, p)``.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import sym
+        >>> sym(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+        tensor([[1., 1.],
+                [1., 3.]])
+    """
     return (A + A.mH) / 2
 
 
 def skew(A: Tensor) -> Tensor:
-    """Returns the skew-Hermitian part ``(A - A^H) / 2`` of square matrices ``(..., p, p)``."""
+    """Returns the skew-Hermitian part ``(A - A^H) / 2`` of square matrices ``(..., p, p)``.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import skew
+        >>> skew(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+        tensor([[ 0.,  1.],
+                [-1.,  0.]])
+    """
     return (A - A.mH) / 2
 
 
@@ -58,6 +74,13 @@ def random_tangent(X: Tensor, *, generator: torch.Generator | None = None) -> Te
 
     Returns:
         Tangent vectors, same shape, dtype and device as `X`.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import haar, random_tangent, tangency_residual
+        >>> X = haar(5, 2, dtype=torch.float64)
+        >>> bool(tangency_residual(X, random_tangent(X)) < 1e-14)
+        True
     """
     Z = torch.randn(X.shape, dtype=X.dtype, device=X.device, generator=generator)
     return tangent_projection(X, Z)

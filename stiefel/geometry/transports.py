@@ -21,6 +21,15 @@ def projection_transport(Y: Tensor, z: Tensor) -> Tensor:
 
     Returns:
         Tangent vectors at `Y`, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import haar, projection_transport, random_tangent
+        >>> from stiefel.geometry import tangency_residual
+        >>> X, Y = haar(5, 2, (2,), dtype=torch.float64)
+        >>> z = random_tangent(X)
+        >>> bool(tangency_residual(Y, projection_transport(Y, z)) < 1e-14)
+        True
     """
     return tangent_projection(Y, z)
 
@@ -39,6 +48,14 @@ def cayley_transport(X: Tensor, u: Tensor, z: Tensor) -> Tensor:
 
     Returns:
         Tangent vectors at ``cayley_retraction(X, u)``, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import cayley_transport, haar, random_tangent
+        >>> X = haar(5, 2, dtype=torch.float64)
+        >>> u, z = random_tangent(X), random_tangent(X)
+        >>> torch.allclose(cayley_transport(X, u, z).norm(), z.norm())
+        True
     """
     A, C, M, B = cayley_parts(X, u)
     a = X.mH @ z

@@ -22,6 +22,16 @@ def tolerance_on(manifold: Manifold, dtype: torch.dtype, n: int, p: int) -> floa
 
     Returns:
         The bound.
+
+    Example:
+        >>> import torch
+        >>> import stiefel
+        >>> from stiefel.manifolds import tolerance_on
+        >>> on = tolerance_on(stiefel.Stiefel(), torch.float32, 5, 2)
+        >>> on == stiefel.tolerance(torch.float32, 5, 2)
+        True
+        >>> tolerance_on(stiefel.Stiefel(tolerance=0.5), torch.float32, 5, 2)
+        0.5
     """
     if isinstance(manifold, Stiefel):
         return manifold.tolerance_for(dtype, n, p)

@@ -35,6 +35,12 @@ def modrelu(z: Tensor, beta: Tensor) -> Tensor:
 
     Returns:
         A tensor of the shape of `z`.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.models import modrelu
+        >>> modrelu(torch.tensor([-3.0, 0.5, 2.0]), torch.tensor(-1.0)) + 0.0
+        tensor([-2., 0., 1.])
     """
     if z.is_complex():  # sgn is no number there
         z = z.masked_fill(z.detach().abs() <= torch.finfo(z.dtype).tiny, 0)
