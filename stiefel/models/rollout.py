@@ -201,9 +201,18 @@ def _applied(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 
 def _check(
-    x: Tensor, kernel: Tensor, recurrent: Tensor | Operator, vectors: dict[str, Tensor | None]
+    x: Tensor,
+    kernel: Tensor,
+    recurrent: Tensor | Operator,
+    vectors: dict[str, Tensor | None],
+    nonlinearity: str,
 ) -> None:
-    """Checks shapes, dtypes and devices of everything against the input and its kernel."""
+    """Checks the nonlinearity, and shapes, dtypes and devices against the input and its kernel."""
+    if nonlinearity not in NONLINEARITIES:
+        raise unknown("nonlinearity", nonlinearity, NONLINEARITIES)
+    if nonlinearity != "modrelu" and vectors["beta"] is not None:
+        raise ConfigurationError(f"beta is the bias of modrelu, {nonlinearity} takes none")
+    check_complex(nonlinearity, kernel.dtype)
     hidden, features = kernel.shape
     if x.ndim != 3 or x.shape[2] != features:
         raise ShapeError(
@@ -322,13 +331,14 @@ def rollout(
         UnknownNameError: If `nonlinearity` is unknown.
         DoubleBackwardError: In a second derivative.
         ForwardModeError: In forward mode.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.models import rollout
+        >>> rollout(torch.randn(7, 2, 3), torch.randn(4, 3), torch.eye(4))[0].shape
+        torch.Size([7, 2, 4])
     """
-    if nonlinearity not in NONLINEARITIES:
-        raise unknown("nonlinearity", nonlinearity, NONLINEARITIES)
-    if nonlinearity != "modrelu" and beta is not None:
-        raise ConfigurationError(f"beta is the bias of modrelu, {nonlinearity} takes none")
-    check_complex(nonlinearity, kernel.dtype)
-    _check(x, kernel, recurrent, {"bias": bias, "beta": beta, "h0": h0})
+    _check(x, kernel, recurrent, {"bias": bias, "beta": beta, "h0": h0}, nonlinearity)
     if nonlinearity == "modrelu" and beta is None:
         nonlinearity = "identity"  # what modReLU with a zero bias is
     given, working = kernel.dtype, compute_dtype(kernel.dtype)
