@@ -42,6 +42,14 @@ def canonical_exponential(X: Tensor, u: Tensor) -> Tensor:
 
     Returns:
         Points, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import canonical_exponential
+        >>> X, u = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [torch.pi / 2]])
+        >>> canonical_exponential(X, u).round(decimals=6).abs()  # a quarter of a circle
+        tensor([[0.],
+                [1.]])
     """
     if X.shape[-2] == X.shape[-1]:
         return _square_exponential(X, u)
@@ -64,6 +72,14 @@ def euclidean_exponential(X: Tensor, u: Tensor) -> Tensor:
 
     Returns:
         Points, same shape.
+
+    Example:
+        >>> import torch
+        >>> from stiefel.geometry import euclidean_exponential
+        >>> X, u = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [torch.pi / 2]])
+        >>> euclidean_exponential(X, u).round(decimals=6).abs()
+        tensor([[0.],
+                [1.]])
     """
     if X.shape[-2] == X.shape[-1]:
         return _square_exponential(X, u)
