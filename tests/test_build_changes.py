@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import geoopt
 import pytest
@@ -313,6 +315,37 @@ def test_a_parameter_that_becomes_complex_stops_the_step_before_it_begins(build_
         with pytest.raises(ConfigurationError, match=match):
             optimizer.step()
         assert equal(model, before)
+
+
+def test_leaves_that_were_exchanged_are_freed(device):
+    layer = stiefel.orthogonal(nn.Linear(3, 3, device=device), via="polar")
+    optimizer = build(layer, lr=0.1)
+    gone = weakref.ref(layer.parametrizations.weight.original)
+    stiefel.convert(layer, "own", optimizer=optimizer)
+    optimizer.check()
+    gc.collect()
+    assert gone() is None
+
+
+def test_states_follow_their_parameters_in_all_groups_or_in_none(device):
+    leaves = [nn.Parameter(torch.ones(3, device=device)) for _ in range(2)]
+    groups = [{"params": [leaf]} for leaf in leaves]
+    optimizer = RGD(groups, lr=0.1, euclidean="adam")
+    for dtypes in ((torch.float32, torch.float32), (torch.float64, torch.complex64)):
+        for leaf, dtype in zip(leaves, dtypes, strict=True):
+            leaf.grad = None
+            leaf.data = leaf.data.to(dtype)
+            leaf.grad = torch.ones_like(leaf)
+        if dtypes[1] is torch.float32:
+            optimizer.step()
+    with pytest.raises(ConfigurationError, match=r"parameter 0 of group 1 .*Nothing was changed"):
+        optimizer.step()
+    assert optimizer.state[leaves[0]]["exp_avg"].dtype == torch.float32
+    leaves[1].grad = None
+    leaves[1].data = leaves[1].data.real.double()
+    leaves[1].grad = torch.ones_like(leaves[1])
+    optimizer.step()
+    assert all(optimizer.state[leaf]["exp_avg"].dtype == torch.float64 for leaf in leaves)
 
 
 def test_ordinary_parameters_of_one_optimizer_may_change_their_precision(device):

@@ -24,7 +24,6 @@ from stiefel.numerics import full_precision
 from stiefel.optim.batches import Batch, Proposal, StateKind, by_pieces, point_ndim, write
 from stiefel.optim.checks import (
     all_finite,
-    check_kind,
     non_finite_error,
     off_manifold,
 )
@@ -123,7 +122,7 @@ class RiemannianOptimizer(GroupedLeaves):
 
         A plan holds until the next call: the memory of its batches is used again then.
         """
-        batches, euclidean = [], []
+        batches, euclidean, followed = [], [], False
         for number, group in enumerate(self.param_groups):
             known_by = next(iter(self._state_kinds(group)), None)
             gradients = [leaf.grad for leaf in group["params"]]
@@ -131,12 +130,9 @@ class RiemannianOptimizer(GroupedLeaves):
             now = (group["params"], gradients, states, known_by)
             sorting = self._sortings.get(number)
             if sorting is None or not sorting.facts.hold(*now):
-                if sorting is not None:
-                    self._check_kinds(sorting.facts)
-                if known_by or self.euclidean:
-                    self._place_states(group)
-                    states = [self.state.get(leaf, {}) for leaf in group["params"]]
-                    now = (group["params"], gradients, states, known_by)
+                if not followed:
+                    self._follow()
+                    followed = True
                 sorting = sort(Facts(*now), self._meet)
                 self._sortings[number] = sorting
             for part in sorting.parts:
@@ -146,10 +142,10 @@ class RiemannianOptimizer(GroupedLeaves):
                 euclidean.append((group, list(sorting.ordinary)))
         return Plan(batches, euclidean)
 
-    def _check_kinds(self, facts: Facts) -> None:
-        for leaf, before in zip(facts.leaves, facts.dtypes, strict=True):
-            if self.state.get(leaf):
-                check_kind(leaf, before, self.describe)
+    def _follow(self) -> None:
+        """Lets states follow their leaves where `model.to` has changed these."""
+        groups = self.param_groups
+        self._forms = self._forms.follow(groups, self.state, self._fit_state, self.describe)
 
     def _meet(self, leaf: Tensor) -> tuple[Manifold | None, int]:
         """The manifold of a leaf, one object for all equal ones, and the dimensions of a point."""

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from stiefel.errors import ConfigurationError
 from stiefel.optim.base import Plan, RiemannianOptimizer
 from stiefel.optim.census import Census
-from stiefel.optim.checks import all_finite, check_kind, non_finite_error, place_in_groups
+from stiefel.optim.checks import all_finite, non_finite_error, place_in_groups
 from stiefel.optim.euclidean import fit_state, untouched_where_non_finite
+from stiefel.optim.following import Forms
 from stiefel.optim.groups import manifold_of
 from stiefel.parameter import RebaseSchedule, constraints
 
@@ -78,7 +79,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._census: Census | None = getattr(self, "_census", None)
         self._schedule: RebaseSchedule | None = None
         self._surveyed = False
-        self._forms = self._forms_now()
+        self._forms = Forms(self._others())
         self.attend()
 
     def attend(self) -> None:
@@ -181,6 +182,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
             other["params"] = [x for x in other["params"] if id(x) not in gone]
         if moving is not None:
             moving.forget(gone)
+        self._forms.release(self._others())
         self._surveyed = False
 
     def check_exchange(
@@ -207,30 +209,10 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._schedule = RebaseSchedule(self.model, self, steps=steps, renew=True)
         self._surveyed = True
 
-    def _forms_now(self) -> dict[int, tuple[torch.dtype, torch.device]]:
-        """Dtype and device, by id, of every parameter whose state is not ours."""
-        return {id(p): (p.dtype, p.device) for group in self._others() for p in group["params"]}
-
     def _others(self) -> list[dict[str, Any]]:
+        """The groups of parameters whose states are not ours: ours follow `model.to` themselves."""
         ours = isinstance(self.riemannian, RiemannianOptimizer)
         return self.ordinary.param_groups if ours else self.param_groups
-
-    def _fit_states(self) -> None:
-        """Lets the states of ordinary parameters follow `model.to`; ours do so by themselves."""
-        before, now = self._forms, self._forms_now()
-        if now == before:
-            return
-        moved = [
-            (leaf, group)
-            for group in self._others()
-            for leaf in group["params"]
-            if before.get(id(leaf)) not in (None, now[id(leaf)]) and self.state.get(leaf)
-        ]
-        for leaf, _ in moved:
-            check_kind(leaf, before[id(leaf)][0], self.describe)
-        for leaf, group in moved:
-            fit_state(leaf, self.state[leaf], group)
-        self._forms = now
 
     def describe(self, leaf: Tensor) -> str:
         """How errors call a parameter: by its name in the model."""
@@ -259,7 +241,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.check()
-        self._fit_states()
+        self._forms = self._forms.follow(self._others(), self.state, fit_state, self.describe)
         ordinary = _with_gradients(self.ordinary)
         if isinstance(self.riemannian, RiemannianOptimizer):
             plan = self.riemannian.gather()

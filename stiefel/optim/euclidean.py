@@ -86,8 +86,14 @@ EUCLIDEAN_STEPS: dict[str, Callable[[dict[str, Any], list[Tensor], State], None]
 }
 
 
-def fit_state(leaf: Tensor, state: MutableMapping[str, Any], group: Mapping[str, Any]) -> None:
-    """Gives the state of an ordinary parameter its dtype and device, by torch's rule for loading.
+def fit_state(
+    leaf: Tensor,
+    state: MutableMapping[str, Any],
+    group: Mapping[str, Any],
+    *,
+    counted_by_torch: bool = True,
+) -> None:
+    """Gives the state of a parameter its dtype and device, by torch's rule for loading.
 
     For a parameter whose precision or device has changed since its last step: most of torch's
     optimizers fail in the middle of a step then. The states of a complex parameter are complex
@@ -95,14 +101,15 @@ def fit_state(leaf: Tensor, state: MutableMapping[str, Any], group: Mapping[str,
 
     Args:
         leaf: The parameter as it is now.
-        state: Its state; tensors in it are replaced. The count ``step`` keeps its dtype, and its
-            device too unless the group says ``capturable`` or ``fused``.
+        state: Its state; tensors in it are replaced.
         group: Its parameter group.
+        counted_by_torch: Whether the count ``step`` keeps its dtype, and its device too unless the
+            group says ``capturable`` or ``fused``. If not it is a number like any other.
     """
     for name, value in state.items():
         if not isinstance(value, Tensor):
             continue
-        if name == "step":
+        if name == "step" and counted_by_torch:
             if group.get("capturable", False) or group.get("fused", False):
                 state[name] = value.to(leaf.device)
         elif value.is_floating_point() or value.is_complex():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from stiefel.errors import ConfigurationError, DtypeError, unknown
 from stiefel.manifolds import Manifold
-from stiefel.numerics import compute_dtype, real_dtype
+from stiefel.numerics import compute_dtype
 from stiefel.optim.batches import StateKind
 from stiefel.optim.checks import lost_manifold_error, place_in_groups
 from stiefel.optim.euclidean import EUCLIDEAN_STEPS, fit_state
+from stiefel.optim.following import Forms
 from stiefel.optim.sorting import Sorting
 
 __all__ = ["LATE_STATES", "GroupedLeaves", "manifold_of"]
@@ -75,6 +76,7 @@ class GroupedLeaves(torch.optim.Optimizer):
         self._points: dict[int, Tensor] = {}
         self._manifolds: dict[int, tuple[Manifold, Manifold, int]] = {}
         self._sortings: dict[int, Sorting] = {}
+        self._forms = Forms([])
         if not isinstance(params, Tensor):
             params = list(_checked(params, type(self).__name__))
             if not params:
@@ -205,7 +207,8 @@ class GroupedLeaves(torch.optim.Optimizer):
                 self.state.pop(leaf, None)
             group["params"] = [x for x in group["params"] if id(x) not in gone]
         self._remember_points()
-        self._sortings.clear()  # it holds them
+        self._sortings.clear()  # it holds them, and so do the forms
+        self._forms.release(self.param_groups)
 
     # -- pickling ---------------------------------------------------------------------------------
     def __getstate__(self) -> dict[str, Any]:
@@ -221,7 +224,9 @@ class GroupedLeaves(torch.optim.Optimizer):
         self._points = getattr(self, "_points", {})
         self._remember_points()
         for group in self.param_groups:
-            self._place_states(group)
+            for leaf in group["params"]:
+                self._fit_state(leaf, self.state.get(leaf, {}), group)
+        self._forms = Forms(self.param_groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state; see `torch.optim.Optimizer.load_state_dict`.
@@ -284,18 +289,11 @@ class GroupedLeaves(torch.optim.Optimizer):
                     f"{shape}: the state was saved for another model"
                 )
 
-    def _place_states(self, group: Mapping[str, Any]) -> None:
-        """Gives states the devices and dtypes of their leaves: after loading, and `model.to`."""
-        for leaf in group["params"]:
-            state, manifold = self.state.get(leaf, {}), manifold_of(leaf)
-            if manifold is None:
-                fit_state(leaf, state, group)
-                continue
-            for name, kind in self._kinds_on(manifold, group).items():
-                if isinstance(state.get(name), Tensor):
-                    dtype = leaf.dtype if kind == "point" else real_dtype(leaf.dtype)
-                    if state[name].is_complex() == dtype.is_complex:
-                        state[name] = state[name].to(leaf.device, dtype)
+    def _fit_state(
+        self, leaf: Tensor, state: MutableMapping[str, Any], group: Mapping[str, Any]
+    ) -> None:
+        """Gives a state the device and the dtype of its leaf: after loading, and `model.to`."""
+        fit_state(leaf, state, group, counted_by_torch=manifold_of(leaf) is None)
 
 
 def _checked(params: Any, name: str) -> Iterable[Any]:
