@@ -3,7 +3,8 @@
 The matrices of a part are along the last dimension, in c blocks of l: a matrix is (c, n, m, l), a
 vector (c, n, l), a stack of vectors (L, c, n, l). Passes over a part are shared out along the first
 dimension, and sums run along the third: each core keeps to its blocks, and nothing moves from one
-cache to another. A single matrix, c = l = 1, takes products with vectors instead.
+cache to another. All of it is elementwise: products of small matrices are slower, and products of
+one large matrix with vectors are shared out in another way than the updates between them.
 """
 
 from __future__ import annotations
@@ -44,10 +45,6 @@ def factors(U: Tensor, phases: Tensor | None) -> Tensor:
     return 2 / squares if tau is None else tau / squares
 
 
-def _single(M: Tensor) -> bool:
-    return M.shape[0] == M.shape[-1] == 1
-
-
 def _standing(stack: Tensor) -> tuple[Tensor, ...]:
     """The vectors of a stack as columns ``(c, n, 1, l)``."""
     return stack.unsqueeze(3).unbind(0)
@@ -59,26 +56,13 @@ def _lying(stack: Tensor) -> tuple[Tensor, ...]:
 
 
 def _row(x: Tensor, M: Tensor, work: Tensor) -> Tensor:
-    """x^T M for a column x; elementwise for a batch, faster than products of small matrices."""
-    if _single(M):
-        return (M[0, :, :, 0].mT @ x[0, :, 0, 0])[None, :, None]
+    """x^T M for a column x."""
     return torch.mul(M, x, out=work).sum(1)
 
 
 def _column(M: Tensor, x: Tensor, work: Tensor, out: Tensor) -> None:
     """M x^T for a row x."""
-    if _single(M):
-        torch.mv(M[0, :, :, 0], x[0, 0, :, 0], out=out[0, :, 0])
-    else:
-        torch.sum(torch.mul(M, x, out=work), 2, out=out)
-
-
-def _add_outer_(M: Tensor, x: Tensor, y: Tensor, factor: float) -> None:
-    """M <- M + factor x y for a column x and a row y."""
-    if _single(M):
-        M[0, :, :, 0].addr_(x[0, :, 0, 0], y[0, 0, :, 0], alpha=factor)
-    else:
-        M.addcmul_(x, y, value=factor)
+    torch.sum(torch.mul(M, x, out=work), 2, out=out)
 
 
 def reflect_all(
@@ -110,7 +94,7 @@ def reflect_all(
     for k in order:
         if k != order[0]:
             _column(X, x[k], work, product)
-        _add_outer_(X, standing, y[k], -1)
+        X.addcmul_(standing, y[k], value=-1)
     if columns == n:
         return X, work
     return work.view(c, n, columns, lanes).copy_(X.transpose(1, 2)), X
@@ -134,8 +118,8 @@ def undo_square(K: Tensor, U: Tensor, tau: Tensor, work: Tensor) -> Tensor:
             share = tau[k].abs().square() / 2 * (Uc[k] * w[k]).sum(1)
             z = tau[k].unsqueeze(1) * w[k] - share.unsqueeze(1) * U[k]
             column, row, factor = z.unsqueeze(2), z.conj_physical().unsqueeze(1), 1.0
-        _add_outer_(K, column, adjoint[k], -factor)
-        _add_outer_(K, standing[k], row, factor)
+        K.addcmul_(column, adjoint[k], value=-factor)
+        K.addcmul_(standing[k], row, value=factor)
     return W
 
 
@@ -148,5 +132,5 @@ def undo_tall(M: Tensor, U: Tensor, tau: Tensor) -> Tensor:
         row = _row(adjoint[k], M, work)
         turned = torch.cat([row[:, p:], -row[:, :p]], 1).conj_physical()
         _column(M, turned.unsqueeze(1), work, w)
-        _add_outer_(M, standing[k], (undo[k].unsqueeze(1) * row).unsqueeze(1), -1)
+        M.addcmul_(standing[k], (undo[k].unsqueeze(1) * row).unsqueeze(1), value=-1)
     return W
