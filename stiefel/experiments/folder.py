@@ -295,6 +295,7 @@ def _versions() -> dict[str, Any]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed as a package"
+    found["torch"] = torch.__version__  # with the kind of build, which metadata may leave out
     found["threads"] = torch.get_num_threads()
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
